@@ -1,6 +1,7 @@
 """The audit of a project's network alone: only if no client trains, and never taken for one of its own training."""
 
 import json
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,8 @@ import torch
 from fl_privacy.auditing.app import network_alone, network_found
 from fl_privacy.auditing.app.audit import AppAudit, AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import App, read_app
-from fl_privacy.auditing.app.network_alone import NetworkAlone
+from fl_privacy.auditing.app.check import stops_of
+from fl_privacy.auditing.app.network_alone import ClientsAlone, NetworkAlone
 from fl_privacy.auditing.app.network_found import BuiltNetworks, DefinedNetworks
 from fl_privacy.auditing.app.network_inputs import CodeSizes, task_for
 from fl_privacy.auditing.app.scripts import parsed
@@ -530,3 +532,18 @@ def test_clients_that_no_script_starts_are_made_with_drawn_data(tmp_path: Path, 
         assert any("3 decision trees" in leak.what for leak in last.findings)
     else:
         assert last.models == {"Net": 2}
+
+
+def test_clients_made_with_drawn_data_are_asked_again_in_their_first_state(tmp_path: Path) -> None:
+    keeps = "import torch\nkept = []\n" + FOREST.replace("self.rows,", "kept.append(self)\n        self.rows,", 1)
+    (tmp_path / "client.py").write_text(
+        keeps.replace("        self.forest =", "        self.net = torch.nn.Linear(2, 1)\n        self.forest =")
+    )
+    app = ClientsAlone.of(read_app(tmp_path, {"network": True}), reason="No script.", seconds=1.0)
+    client: Any = app.load(stops_of).client
+    module = next(each for name, each in sys.modules.items() if name.startswith("client_alone"))
+    (made,) = module.kept
+    before = made.net.weight.detach().clone()
+    with client.unchanged(), torch.no_grad():
+        made.net.weight += 1.0
+    assert torch.equal(made.net.weight, before)

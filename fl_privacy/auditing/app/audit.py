@@ -305,7 +305,7 @@ class AppAudit(AuditSession):
                 self._draw(app, files, stack)
             tables: dict[str, np.ndarray] = {}
             with LoadedBy(tables).looking():  # some apps load their data on import
-                started = app.load(stops_of)
+                started = app.load(stops_of, self.drawing)
             self.own_nodes = min(started.nodes or USUAL_NODES, MOST_NODES)
             nodes = whole("--nodes", asked.nodes or self.own_nodes, at_least=1, at_most=10_000, example=10)
             self.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))

@@ -36,6 +36,7 @@ from fl_privacy.files import make_temporary, remove_temporary
 from fl_privacy.files.foreign import expanded, read_text
 
 if TYPE_CHECKING:
+    from fl_privacy.auditing.app.stand_in import Drawing
     from fl_privacy.auditing.app.started import Started
 
 LARGEST_BUNDLE, MOST_ENTRIES, LARGEST_PROJECT = 1 << 30, 20_000, 1 << 20
@@ -112,10 +113,11 @@ class App:
     def _is_legacy(self) -> bool:  # by its clients, which any Flower's FedAvg can ask
         return any("client_fn" in ast.unparse(file.tree) for file in parsed(self.folder).values())
 
-    def load(self, stops: Callable[["App"], str]) -> "Started":
-        """Import server and client app, or run scripts up to their start.
+    def load(self, stops: Callable[["App"], str], drawing: "Drawing | None" = None) -> "Started":
+        """Import server and client app, or run scripts until they would start Flower.
 
-        ``stops(app)`` returns why the app can't start. ``UserError`` if the code can't be imported, or is no app.
+        ``stops(app)`` returns why the app can't start, or "". ``drawing`` makes up missing data. ``UserError`` if the
+        code can't be imported, or is no app.
         """
         from flwr.clientapp import ClientApp  # noqa: PLC0415
         from flwr.serverapp import ServerApp  # noqa: PLC0415

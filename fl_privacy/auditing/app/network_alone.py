@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_privacy.auditing.app import odd_files
 from fl_privacy.auditing.app.bundle import App
+from fl_privacy.auditing.app.environment import state_kept
 from fl_privacy.auditing.app.network_found import BuiltNetworks, DefinedNetworks, Network, within_seconds
 from fl_privacy.auditing.app.network_inputs import EXAMPLES, CodeSizes, Task, first_tensor, task_for
 from fl_privacy.auditing.app.scripts import CLIENT_CLASSES, derived, named, usual_for
@@ -60,7 +61,7 @@ class NetworkAlone(App):
     built: BuiltNetworks | None = None
     found: list["TrainedAlone"] = field(default_factory=list)  # the network that ``load`` found
 
-    def load(self, stops: Callable[[App], str]) -> Started:
+    def load(self, stops: Callable[[App], str], drawing: Drawing | None = None) -> Started:
         """Find and build a network and its inputs; ``UserError`` if none of the project's can be trained."""
         limit = max(LEAST_SECONDS, self.seconds / 10)
         defined, until = DefinedNetworks(self, self.seed), time.monotonic() + max(3 * limit, self.seconds)
@@ -124,18 +125,18 @@ class NetworkAlone(App):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientsAlone(App):
-    """A project whose clients no script starts; FedAvg asks clients made of drawn arguments.
+    """A project whose clients no script starts; FedAvg asks clients that are made with drawn data.
 
-    ``reason``: why no script was run. ``drawings``: the run's source of drawn data.
+    ``reason``: why no script was run.
     """
 
     reason: str
     seconds: float
     seed: int = 0
-    drawings: list[Drawing] = field(default_factory=list)
 
-    def load(self, stops: Callable[[App], str]) -> Started:
+    def load(self, stops: Callable[[App], str], drawing: Drawing | None = None) -> Started:
         defined, why = DefinedClients(self, self.seed), self.reason
+        defined.drawing = drawing or defined.drawing
         for path, name in defined.classes():
             defined.kind, defined.given = (path, name), []
             if isinstance(first := attempt(lambda: defined.made(0)), Failure):
@@ -143,7 +144,8 @@ class ClientsAlone(App):
                 continue
             given = ", ".join(defined.given) or "no data"
             said = f"No script starts a client: FedAvg asked objects of {name} ({named(path, self.folder)}), made with"
-            client = ClientApp(client_fn=defined.client)
+            client: Any = ClientApp(client_fn=defined.client)
+            client.unchanged = lambda: state_kept([*defined.clients.values()])
             return Started(usual_server(self.folder), client, NODES, (f"{said} drawn {given}",))
         raise UserError(why)
 
@@ -157,10 +159,6 @@ class DefinedClients(DefinedNetworks):
     partition: int = 0
     clients: dict[int, Any] = field(default_factory=dict)
     given: list[str] = field(default_factory=list)  # names of drawn arguments
-
-    @property
-    def drawing(self) -> Drawing:
-        return self.app.drawings[-1]
 
     def classes(self) -> list[tuple[Path, str]]:
         found = derived(self.files.values(), CLIENT_CLASSES)

@@ -7,7 +7,7 @@ import linecache
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -135,26 +135,17 @@ class FittedStandIn:
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield (module, function name, replacement) for functions that load pickles and .mat files, also missing ones."""
-    for module in ("pickle", "joblib"):
-        if drawing.uses(module):
-            yield module, "load", partial(_loaded, partial(unpickled, drawing))
-    if drawing.uses("scipy"):
-        yield "scipy.io", "loadmat", partial(_loaded, partial(unpickled, drawing))
+    """Yield (module, name of a function that loads pickles or recordings, function that draws a missing one)."""
     for package, module, name in (
+        *((each, each, "load") for each in ("pickle", "joblib")),
+        ("scipy", "scipy.io", "loadmat"),
         *(("mne", "mne.io", f"read_raw_{kind}") for kind in ("edf", "bdf")),
         ("nibabel", "nibabel", "load"),
         ("SimpleITK", "SimpleITK", "ReadImage"),
     ):
+        recorded = package in {"mne", "nibabel", "SimpleITK"}
         if drawing.uses(package):
-            yield module, name, partial(_loaded, partial(_recorded, drawing, package))
-
-
-def _loaded(draw: Callable[[Path], Any], original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
-    missing = is_missing(file)
-    if missing or isinstance(file, Pickle):
-        return draw(Path(file) if missing else file.path)
-    return original(file, *args, **kwargs)
+            yield module, name, partial(_recorded, drawing, package) if recorded else partial(unpickled, drawing)
 
 
 def is_missing(path: object) -> bool:
@@ -179,7 +170,7 @@ def is_missing(path: object) -> bool:
         os.close(file)
 
 
-def _recorded(drawing: Drawing, package: str, path: Path) -> Any:
+def _recorded(drawing: Drawing, package: str, path: str | Path) -> Any:
     """Make up a minute of 32 channels, in volts, or a smooth scan of 32 slices in [0, 1]; one of labels has 0 and 1."""
     library, rate, rng = importlib.import_module(package), drawing.fitted.get("rate", RATE), drawing.rng(str(path))
     scan = "a drawn scan of 32 slices, 64 x 64 each"
@@ -188,12 +179,13 @@ def _recorded(drawing: Drawing, package: str, path: Path) -> Any:
         info = library.create_info(32, rate, "eeg")
         return library.io.RawArray(1e-5 * rng.normal(size=(32, 60 * rate)), info, verbose=False)
     volume = pictures(1, Shape(side=64, channels=32, classes=1), rng)[0].astype(np.float32) / 255
-    volume = volume.round() if re.search("seg|mask|label", path.name, re.IGNORECASE) else volume
+    volume = volume.round() if re.search("seg|mask|label", Path(path).name, re.IGNORECASE) else volume
     return library.Nifti1Image(volume, np.eye(4)) if package == "nibabel" else library.GetImageFromArray(volume.T)
 
 
-def unpickled(drawing: Drawing, path: Path) -> Any:
+def unpickled(drawing: Drawing, path: str | Path) -> Any:
     """Return a placeholder for a pickled encoder, scaler, weights or arrays, as the file's name suggests."""
+    path = Path(path)
     if _ENCODER.search(path.stem):
         drawing.note(str(path), "an encoder of labels")
         return FittedStandIn(max(drawing.classes, 2))

@@ -49,7 +49,6 @@ def drawn_for(
 ) -> Iterator[Drawing]:
     """Make up random data, of the shape ``fitted``, that ``app`` or scripts ``also`` load and no ``mirror`` has."""
     drawing = Drawing(reached_by(app, *also), files, seed, app.config)
-    getattr(app, "drawings", []).append(drawing)
     drawing.fitted, drawing.classes = {**fitted}, fitted.get("classes", drawing.classes)
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
         yield drawing
@@ -141,7 +140,7 @@ class Hooks:
         ) if drawing.uses(package))  # fmt: skip
         if drawing.uses("transformers"):
             yield from hub_models.hooks(drawing)
-        yield from odd_files.hooks(drawing)
+        yield from ((module, name, drawn(draw)) for module, name, draw in odd_files.hooks(drawing))
         yield "urllib.request", "urlretrieve", fetched(odd_files.got)  # after Keras, which would take it for its own
 
     def hub(self, original: Any, path: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +154,7 @@ class Hooks:
 
     @staticmethod
     def _path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        named = (value for key, value in kwargs.items() if re.search("path|file|^fname$|^fp?$|^io$", key))
+        named = (value for key, value in kwargs.items() if re.search("path|file|fname$|^fp?$|^io$", key))
         return args[0] if args else next(named, None)
 
     def read(self, draw: Callable[[object], Any], original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,6 +162,8 @@ class Hooks:
         there = self._twin(path)
         if there is not path:
             return original(there, *args[1:], **{key: value for key, value in kwargs.items() if value is not path})
+        if isinstance(path, odd_files.Pickle):
+            return draw(path.path)
         return draw(path) if is_missing(path) else original(*args, **kwargs)
 
     def saved(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
