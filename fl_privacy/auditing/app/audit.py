@@ -124,7 +124,7 @@ def audit_app(
 
 
 def _trained(session: "AppAudit", app: App, config: Config, node_config: Config) -> tuple["AppAudit", App]:
-    """Run an app and, if no client trains, other scripts of its folder, and at last its network alone."""
+    """Run an app and, if no client trains, its other scripts, at last only its network; return the pair that counts."""
     first, begun, asked, failed = session, app, session.asked, dict[int, UserError]()
     said, vain, built = list[str](), list[str](), BuiltNetworks(app.folder)
     for number in range(MOST_TRIED):
@@ -181,7 +181,7 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
 
 
 def _of_network(first: "AppAudit", app: NetworkAlone) -> "AppAudit":
-    """Audit the network of a project alone, after or in place of ``first``; ``UserError`` if none can be trained."""
+    """Audit only a project's network, after or in place of ``first``; ``UserError`` if none can be trained."""
     _forget(app.folder)
     first.tell("Looking for a network to audit alone")
     session = AppAudit(app, replace(first.asked, nodes=NODES), first.folder, first.tell, first.show)
@@ -266,7 +266,7 @@ class AppAudit(AuditSession):
         self.built: BuiltNetworks | None = None
 
     def refined(self, app: App, why: str) -> tuple[Mapping[str, int], Scripts | None]:
-        """Return ``data_made`` for a further run of ``app``, which the error ``why`` ended."""
+        """Return ``data_made`` for the next run of ``app``; ``why``: error that ended the last one."""
         (shape, script), drawing = self.data_made, self.drawing
         if drawing is None:
             return shape, script

@@ -70,7 +70,7 @@ class DataAsked:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The needs of an app, found in its code, and those that are not met here."""
+    """Packages, data and settings that an app's code needs, and those that this machine lacks."""
 
     app: str
     runs: str

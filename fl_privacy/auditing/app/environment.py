@@ -120,7 +120,7 @@ def around(
 
 @contextmanager
 def arrays_writable(code: str) -> Iterator[None]:
-    """Let an app write to arrays that it gets from pandas, as before pandas 3; these are copies."""
+    """Let an app, with the text ``code``, write to arrays from pandas, as before pandas 3; these are copies."""
 
     def writable(original: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(*args, **kwargs)
@@ -178,7 +178,7 @@ def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
 
 
 def find_mirrored(folder: Path, path: str, name: object) -> Path | None:
-    """Return the copy, in ``folder``, of the hub's data set ``path`` in configuration ``name``, or ``None``."""
+    """Return the copy in ``folder`` of Hugging Face's data set ``path``, configuration ``name``, or ``None``."""
     names = [path.replace("/", "__"), path, path.rpartition("/")[2]]
     names = [*(f"{each}-{name}" for each in names if isinstance(name, str)), *names]
     spellings = (folder / each for one in names for each in (one, one.lower(), one.replace("-", "_").lower()))
@@ -276,7 +276,7 @@ def configure(context: Context, partition: int, config: Mapping[str, Any], node_
 
 @contextmanager
 def state_kept(clients: Sequence[object]) -> Iterator[None]:
-    """Give the networks and optimizers of ``clients`` their values and state back when the block ends."""
+    """Restore the networks and optimizers that ``clients`` hold when the block ends."""
     holders = chain(clients, *(getattr(client, "__dict__", {}).values() for client in clients))
     inner = chain.from_iterable(getattr(h, "__dict__", {}).values() for h in holders if not isinstance(h, type))
     parts = (each for each in inner if isinstance(each, torch.nn.Module | torch.optim.Optimizer))
@@ -310,7 +310,7 @@ READERS = (*TABLES, "read_sql", "read_sql_table", "read_sql_query")
 class LoadedBy:
     """Records in ``tables`` the ``flwr_datasets`` partitions and pandas tables that a client loads while it answers.
 
-    Logs that the app wrote are ignored: files newer than ``since`` (seconds since 1970) of at most ``answered`` rows.
+    Logs of the app are ignored: files changed after ``since`` (seconds since 1970), of at most ``answered`` rows.
     """
 
     def __init__(self, tables: dict[str, np.ndarray] | None = None, since: float = math.inf, answered: int = 0) -> None:

@@ -62,7 +62,7 @@ class NetworkAlone(App):
     found: list["TrainedAlone"] = field(default_factory=list)  # the network that ``load`` found
 
     def load(self, stops: Callable[[App], str], drawing: Drawing | None = None) -> Started:
-        """Find and build a network and its inputs; ``UserError`` if none of the project's can be trained."""
+        """Build a network of the project, and inputs that it takes; ``UserError`` if no network can be trained."""
         limit = max(LEAST_SECONDS, self.seconds / 10)
         defined, until = DefinedNetworks(self, self.seed), time.monotonic() + max(3 * limit, self.seconds)
         sizes = CodeSizes.of(defined.files.values(), defined.drawing, {**defined.settings, **self.config})
@@ -100,7 +100,7 @@ class NetworkAlone(App):
         return made
 
     def on_page(self, record: AuditRecord) -> AuditRecord:
-        """Return ``record`` as that of the network alone; ``UserError`` if it was not trained."""
+        """Return ``record`` with words on an audit of only the network; ``UserError`` if it was not trained."""
         made = self.found[-1]
         if not record.models:
             raise UserError(f"{made.network.name} could not be trained alone.")
@@ -224,7 +224,7 @@ class TrainedAlone:
         )
 
     def train(self, module: nn.Module, number: int, seed: int) -> None:
-        """Train ``module`` on ``number`` examples, drawn by ``seed``, once each."""
+        """Train ``module`` once on each of ``number`` made-up examples, drawn by ``seed``."""
         drawn = self.task.draw(number, np.random.default_rng([self.seed, seed]))
         optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=self.sizes.rate)
         for inputs, targets in DataLoader(TensorDataset(*drawn), batch_size=self.sizes.batch):

@@ -66,7 +66,7 @@ class CodeSizes:
 
     @classmethod
     def of(cls, files: Iterable[SourceFile], drawing: stand_in.Drawing, config: Mapping[str, object]) -> "CodeSizes":
-        """Collect them from the parsed ``files``, the input shape that ``drawing`` found, and the run config."""
+        """Collect the sizes in the parsed ``files``, the input shape that ``drawing`` found, and the run config."""
         sides, losses = list[Any](), Counter[str]()
         pairs: list[tuple[str, Any]] = [(key.replace("-", "_"), value) for key, value in config.items()]
         texts = list[str]()
@@ -249,7 +249,6 @@ def _task(network: nn.Module, tried: Tried, inputs: Tensor, outputs: Tensor, los
 
 
 def _tried(network: nn.Module, sizes: CodeSizes) -> Iterator[Tried]:
-    """Yield inputs that the first layers of ``network`` suggest."""
     sides = [*sizes.sides, *((side, side) for side in SIDES)]
     lengths = [*sizes.lengths, *LENGTHS]
     if is_keras(network):

@@ -135,7 +135,7 @@ class FittedStandIn:
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield (module, name of a function that loads pickles or recordings, function that draws a missing one)."""
+    """Yield (module, name of a loading function, function that draws a missing pickle or recording)."""
     for package, module, name in (
         *((each, each, "load") for each in ("pickle", "joblib")),
         ("scipy", "scipy.io", "loadmat"),
@@ -171,7 +171,7 @@ def is_missing(path: object) -> bool:
 
 
 def _recorded(drawing: Drawing, package: str, path: str | Path) -> Any:
-    """Make up a minute of 32 channels, in volts, or a smooth scan of 32 slices in [0, 1]; one of labels has 0 and 1."""
+    """Make up a recording of a minute, 32 channels in volts, or a scan of 32 slices in [0, 1]; of labels, 0 and 1."""
     library, rate, rng = importlib.import_module(package), drawing.fitted.get("rate", RATE), drawing.rng(str(path))
     scan = "a drawn scan of 32 slices, 64 x 64 each"
     drawing.note(str(path), f"a drawn recording, {rate} values a second" if package == "mne" else scan)
@@ -243,7 +243,7 @@ def array(drawing: Drawing, name: str, path: object) -> np.ndarray:
 
 
 def lines(drawing: Drawing, path: object) -> np.ndarray:
-    """Make up rows (N, columns + 1) of numbers, the label last."""
+    """Make up rows (N, columns + 1) of numbers, the label last, in place of the file ``path``."""
     classes = max(drawing.classes, 2)
     drawing.note(str(path), f"{TRAIN + TEST} drawn rows of numbers")
     drawn = numbers(TRAIN + TEST, drawing.features or 10, classes, drawing.rng(str(path)))
@@ -297,7 +297,7 @@ def saved_by_torch(drawing: Drawing, path: object) -> Any:
 
 
 def stated(drawing: Drawing, path: str, there: Path) -> Any:
-    """Draw the data set saved to ``path``, with the features in ``dataset_info.json`` of the folder ``there``."""
+    """Make up the data set of ``path``, with the features in ``dataset_info.json`` of the folder ``there``."""
     hf, kept = importlib.import_module("datasets"), (there / "dataset_info.json").read_text(encoding="utf-8")
     kinds, rng = hf.Features.from_dict(json.loads(kept)["features"]), drawing.rng(path)
     classes = next((kind.num_classes for kind in kinds.values() if hasattr(kind, "num_classes")), drawing.classes or 2)
@@ -345,7 +345,7 @@ def got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> An
 
 
 def unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
-    """Load weights into ``network``, unless they are a placeholder."""
+    """Load weights into ``network`` by ``original``, unless they are a placeholder."""
     torch = importlib.import_module("torch")
     stands = NoWeights, Saved, torch.utils.data.TensorDataset  # by a name that may not speak of weights
     if any(isinstance(each, stands) for each in (*args, *kwargs.values())):

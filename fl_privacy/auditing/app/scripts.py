@@ -451,7 +451,7 @@ def _first_of_range(node: ast.AST | None) -> int | None:
 
 
 def derived(files: Iterable[SourceFile], known: Collection[str]) -> dict[str, set[str]]:
-    """Return the names of classes that derive from the ``known`` ones, directly or not, each with its bases' names."""
+    """Map each class that derives from ``known`` ones, directly or not, to the names of its bases."""
     classes = [node for file in files for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef)]
     bases = {node.name: {dotted(each).rpartition(".")[2] for each in node.bases} for node in classes}
     found = dict[str, set[str]]()

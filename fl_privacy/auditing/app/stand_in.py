@@ -458,7 +458,7 @@ class Drawing:
         return "tables" in self.fitted
 
     def place(self, path: object) -> Path:
-        """Return the place of a made-up file or folder that stands for ``path``; its folder is made."""
+        """Return the place of a made-up file or folder in place of ``path``."""
         (folder := self.files / "stand-in").mkdir(parents=True, exist_ok=True)
         return folder / re.sub(r"\W+", "_", str(path))
 

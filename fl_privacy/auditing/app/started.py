@@ -132,7 +132,7 @@ def _usual_strategy(folder: Path) -> LegacyFedAvg:
 
 
 def usual_settings(code: str) -> Callable[[int], dict[str, Any]]:
-    """Return a function from a round's number to usual values of the settings that clients read from their config."""
+    """Return a function from a round's number to usual values of the settings that clients' ``code`` reads."""
     names = {*re.findall(r"""\bconfig\[["'](\w+)["']]""", code)}
     usual = {name: text for name in names if re.fullmatch(r"[\d.]+", text := usual_for(name) or "")}
     rounds = {name for name in names if re.search(r"round|rnd", name)}
@@ -144,7 +144,7 @@ def _count(number: Any) -> int | None:
 
 
 def server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
-    """Return the server app of a starting function's arguments; ``failed`` collects reasons of failed evaluations."""
+    """Return the server app of a start's arguments; ``failed`` collects reasons of failed evaluations."""
     config = given.get("config")
     if not isinstance(config, ServerConfig):  # a dictionary or an object of earlier versions of Flower
         plain = config if isinstance(config, dict) else getattr(config, "__dict__", {})
@@ -246,7 +246,7 @@ class ScriptRunner:
         self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
-        """Run a script until it would start Flower; return the arguments of the start. ``UserError`` if it fails."""
+        """Run a script until it would start Flower; return what it passes to Flower. ``UserError`` if it fails."""
         try:
             return self._run_from_places(path, arguments, partition, nodes)
         except (UserError, OSError):

@@ -234,7 +234,7 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, size: int) -> Any:
-        """Return ``indices`` below ``size``, the number of made-up examples; if none are, wrap some around."""
+        """Return the indices below ``size``, the number of made-up examples; if none is, some modulo ``size``."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
         if self.drawing.asked and size and listed and max(indices) >= size:
             return [each for each in indices if each < size] or [each % size for each in list(indices)[:size]]
@@ -278,8 +278,7 @@ class Hooks:
             self._elsewhere.append(Path(path))
             return self.made(original, path)
 
-    def _is_inside(self, path: object) -> bool:
-        """Return ``True`` for a place in the folder of the app's files, the only one in which files are made."""
+    def _is_inside(self, path: object) -> bool:  # files are made nowhere else
         return isinstance(path, str | Path) and Path(path).resolve().is_relative_to(self.drawing.files.resolve())
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:

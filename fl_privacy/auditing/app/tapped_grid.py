@@ -108,7 +108,7 @@ class TappedGrid(LocalGrid):
 
     @property
     def rounds(self) -> int:
-        """Return the number of training rounds named in messages; if none is, of training messages to one node."""
+        """Return the number of rounds named in training messages; if none is, of such messages to one node."""
         own = ((kind, n) for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train")
         return max((len(self._named[kind]) or n for kind, n in own), default=0)
 
@@ -262,7 +262,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply; return it or an error reply, and the match of its undefended arrays to parameters, if any."""
+        """Defend a reply; return it or an error reply, and the parameters that its undefended arrays hold, if known."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):

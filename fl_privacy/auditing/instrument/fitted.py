@@ -84,7 +84,7 @@ _NODE_VALUES = {
 
 
 class FittedBy:
-    """Records the tables on which a client fits models of imported libraries."""
+    """Records the tables that a client passes to ``fit`` of imported libraries, such as scikit-learn."""
 
     def __init__(self) -> None:
         self.fits: list[Fitted] = []

@@ -49,7 +49,7 @@ def _has_own_code(layer: Any) -> bool:
 
 
 def adds_channel(network: Any) -> bool:
-    """Return whether a Keras network takes images."""
+    """Return whether a Keras network takes images (B, H, W, C), so that gray ones need a channel."""
     return len(getattr(network, "input_shape", None) or ()) == 4
 
 
@@ -276,8 +276,6 @@ class _Flatten(nn.Flatten):
 
 
 class _Applied(nn.Module):
-    """Applies a function that has no parameters."""
-
     def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
         self.function = function
@@ -304,7 +302,7 @@ class _Reshaped(nn.Module):
 
 
 def _turned() -> nn.Module:
-    """Return a layer that exchanges the channels of windows (B, T, F), which come last in Keras, with the steps."""
+    """Return a layer that exchanges steps and channels of windows (B, T, F), which come last in Keras."""
     return _Applied(lambda windows: windows.mT)
 
 

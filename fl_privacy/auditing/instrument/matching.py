@@ -27,7 +27,7 @@ among the changed ones, and largest distance from one of a normalized vector's l
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """Meaning of each array of an upload."""
+    """Parameters and buffers that the arrays of an upload hold."""
 
     parameters: Mapping[str, str] = field(default_factory=dict)  # name of an array -> name of the parameter or buffer
     shares: str = "weights"  # content of arrays: ``weights``, their change (``delta``) or a ``gradient``
