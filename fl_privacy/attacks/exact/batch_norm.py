@@ -1,8 +1,4 @@
-"""Solve for activations of a batch, or behind batch norm in training mode if running statistics were uploaded.
-
-With N places, slopes s of the loss behind a norm, normalized values z, and gradients b and w of the norm's bias and
-weight, the slopes in front of it are ``weight / deviation * (s - b / N - w z / N)`` (Ioffe and Szegedy 2015).
-"""
+"""Solve for activations of a batch, or behind batch norm in training mode if running statistics were uploaded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -380,11 +376,7 @@ class Centered:
 
 
 def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | None:
-    """Solve for a batch up to a rotation; ``None`` if its statistics do not determine its covariance.
-
-    For inputs X = 1 m^T + C, the gradient of the weight W spans the rows of C, since batch norm's slopes sum to 0. The
-    outputs' mean is W m + b, and their variances are the diagonal of W C^T C W^T / B.
-    """
+    """Solve for a batch up to a rotation; ``None`` if its statistics do not determine its covariance."""
     count, sent, own = observation.upload.num_examples, observation.assumed().parameters, as_gradient(observation)
     weight, norm = sent[layer.weight].double(), observation.model.get_submodule(layer.norm)
     names = layer.weight, f"{layer.norm}.bias", f"{layer.norm}.weight"
@@ -396,6 +388,8 @@ def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | N
     deviation = (layer.variance + norm.eps).sqrt()
     if not layer.variance.any() or not scale.all():
         return None
+    # For inputs X = 1 m^T + C, the rows of the gradient span those of C, since batch norm's slopes sum to 0. The
+    # outputs have the mean W m + b and the variances diag(W C^T C W^T) / B.
     solved = _differences(weight, gradient, count, layer.variance) if count > 2 else None
     if count == 2:
         solved = _one_difference(weight, gradient, by_scale * scale, layer.variance.sqrt())
@@ -424,10 +418,8 @@ def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | N
 
 
 def _one_difference(weight: Tensor, gradient: Tensor, by_scale: Tensor, sizes: Tensor) -> tuple[Tensor, float, int]:
-    """Return the difference (1, N) of two inputs, over the root of 2, from half the distances (M,) of their outputs.
-
-    Signs of these follow from signs of gradients, which Adam's steps keep; if there are enough, others are tried, too.
-    """
+    """Return the difference (1, N) of two inputs, over the root of 2, from half the distances (M,) of their outputs."""
+    # the outputs' signs follow from those of the gradients, which Adam's steps keep; others are tried, too
     along = torch.linalg.svd(gradient, full_matrices=False)[2][0]
     before, slopes = weight @ along, gradient @ along
     starts, signs = [before.sign()], slopes.sign() * by_scale.sign()

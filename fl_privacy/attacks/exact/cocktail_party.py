@@ -106,11 +106,10 @@ _SURE = (0.8, 0.95)
 def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: Tensor, shift: Tensor) -> Tensor | None:
     """Refine the mixing A (B, B) from ``start`` using neurons that a ReLU sets to zero; ``None`` if that fails.
 
-    The gradient D with respect to the layer's outputs satisfies D^T = C A^-1, so that C times column i of A^-1 is zero
-    at neurons that are inactive for image i; C A^-1 1 = g gives sign and scale. ``columns``: C = G R^T (M, B) for the
-    weight's gradient G and the basis R of its rows. ``bias``: bias's gradient g (M,). ``projected``: R W^T (B, M) for
-    the weight W. ``shift``: the layer's bias (M,).
+    ``columns``: C = G R^T (M, B) for the weight's gradient G and the basis R of its rows. ``bias``: bias's gradient g
+    (M,). ``projected``: R W^T (B, M) for the weight W. ``shift``: the layer's bias (M,).
     """
+    # D^T = C A^-1 for the outputs' gradient D, zero at neurons silent for an image; C A^-1 1 = g gives sign and scale
     rows, triangle = torch.linalg.qr(columns)
     mixing = start
     for number in timely(range(_ROUNDS)):

@@ -247,13 +247,13 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor, count: int = 1) 
     """Return the inputs of ``count`` images to a convolution from its weight's ``gradient`` alone, each up to a factor.
 
     The gradient (float64) is the convolution of the inputs with unknown slopes, the loss's gradient at the outputs.
-    Slopes follow from a block matrix of neighboring kernel elements (as in ESPRIT, Roy and Kailath 1989); zeros of the
-    inputs separate several images. ``None`` if the matrix's rank is too low.
+    ``None`` if too few slopes can be determined.
     """
     height, width = _grid(layer)
     length, taps, most = gradient.norm(), len(gradient[0, 0]) - 1, count * height * width
     if not length > 0 or not length.isfinite():
         return None
+    # of neighboring kernel elements, as in ESPRIT (Roy and Kailath 1989); inputs' zeros separate images
     blocks = [gradient[:, :, y : y + taps, x : x + taps].flatten(1) for y, x in _PAIR]
     left, values, _ = torch.linalg.svd(torch.cat(blocks) / length, full_matrices=False)
     values = F.pad(values, (0, max(0, most + 1 - len(values)))).clamp_min(_RIDGE * values[0])

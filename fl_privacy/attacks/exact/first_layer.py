@@ -208,12 +208,12 @@ def first_hidden_layer(observation: Observation) -> str | None:
 def hidden_features(reproduction: certificate.Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
     """Reconstruct a batch's inputs to the layer at ``path`` by SPEAR (:mod:`fl_privacy.attacks.exact.spear`).
 
-    ``None`` if the result is not certain, and for a single image: its features are known (Gu et al. 2021, Lemma 1), but
-    descents that also match them reconstruct less.
+    ``None`` if the result is not certain, or for a single image.
     """
     observation = reproduction.observation
     gradient, count = as_gradient(observation), observation.upload.num_examples
     weight, bias = gradient[f"{path}.weight"], gradient[f"{path}.bias"]
+    # one image's are known (Gu et al. 2021, Lemma 1), but descents that match them reconstruct less
     if count == 1 or not bias.any():
         return None
     output = output_layer(observation.model, observation.num_classes)
@@ -390,12 +390,11 @@ def find_patch_embedding(
 def solve(embedding: PatchEmbedding, gradients: Tensors) -> certificate.Read:
     """Return the single image (1, C, H, W) behind an update, by least squares in float64, and if it is unique.
 
-    The position embedding's gradient is dL/dp_t for each patch x_t and its embedding p_t of size D (APRIL, Lu et al.
-    2022, section 4). Then dL/dW = sum_t dL/dp_t x_t^T gives D equations for each value in a patch. The image is unique
-    if the error estimated from redundant equations is small.
+    It is unique if the error estimated from redundant equations is small (APRIL, Lu et al. 2022, section 4).
     """
     own, (height, width) = embedding.image, embedding.patch
     position = gradients[embedding.position].double()
+    # dL/dp_t for each patch x_t and its embedding p_t (D,): dL/dW = sum_t dL/dp_t x_t^T
     outputs = position.reshape(-1, position.shape[-1])[embedding.first :][: own[1] // height * (own[2] // width)]
     weight = gradients[embedding.weight].double().flatten(1)
     left, values, right = torch.linalg.svd(outputs, full_matrices=False)

@@ -1,7 +1,4 @@
-"""Solve for one image behind convolutions, from the last layer back (R-GAP, Zhu and Blaschko 2021).
-
-A layer's inputs solve linear equations: those of its outputs, and those of its weight's gradient.
-"""
+"""Solve for one image behind convolutions, from the last layer back (R-GAP, Zhu and Blaschko 2021)."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

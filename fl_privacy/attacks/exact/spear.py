@@ -86,9 +86,8 @@ def sparse_factors(
 ) -> Iterator[SparseFactors | None]:
     """Yield factors D X^T of one victim's gradient G, better ones after each round of ``starts`` random starts.
 
-    D is the loss's gradient at the layer's outputs, X its inputs. Due to a ReLU, the columns of D are sparse
-    combinations of the columns of L; their scales follow from g. ``None`` is yielded while fewer than B independent
-    columns are found. The iterator ends if a few rounds find nothing sparse, as without a ReLU.
+    D is the loss's gradient at the layer's outputs, X its inputs. ``None`` is yielded while fewer than B independent
+    columns of D are found. The iterator ends if a few rounds find nothing sparse, as without a ReLU.
 
     Args:
         weight: weight's gradient G (M, N).

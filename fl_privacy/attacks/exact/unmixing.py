@@ -1,9 +1,4 @@
-"""Separate images that a layer has mixed, exactly, by the network behind it (one victim at a time).
-
-Mixing A (B, B) and a client's scaling s solve s D^T [A, 1] = [G R^T, g]
-(:mod:`fl_privacy.attacks.exact.cocktail_party`), where D_i is the gradient with respect to z_i = P^T a_i + b, P = R
-W^T.
-"""
+"""Separate images that a layer has mixed, exactly, by the network behind it (one victim at a time)."""
 
 import math
 from collections.abc import Callable
@@ -46,9 +41,11 @@ class Behind:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A layer's gradient G = A R, which mixes its inputs (see the module), with its parameters and later layers."""
+    """A layer's gradient G = A R, which mixes its inputs, with its parameters and later layers."""
 
     behind: Behind
+    # Mixing A (B, B) and a client's scaling s solve s D^T [A, 1] = [G R^T, g] (see cocktail_party.py), where D_i is
+    # the gradient with respect to z_i = P^T a_i + b, P = R W^T.
     projected: Tensor  # P (B, M)
     bias: Tensor  # b (M,)
     observed: Tensor  # [G R^T, g] (M, B + 1)

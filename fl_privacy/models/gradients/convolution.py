@@ -123,10 +123,10 @@ class _ChannelSums(torch.autograd.Function):
 def separated_copy(model: nn.Module) -> tuple[nn.Module, dict[str, str], Victims]:
     """Return a copy of ``model`` with each norm layer separated into a normalization and an :class:`Affine`.
 
-    This allows separate batch statistics for each victim (attacked batch), and avoids wrong second derivatives under
-    ``vmap``. Also return a mapping of parameter names to those in the copy, and a :class:`Victims`, whose ``count`` the
-    caller sets before each pass.
+    Also return a mapping of parameter names to those in the copy, and a :class:`Victims`, whose ``count`` (of attacked
+    batches) the caller sets before each pass.
     """
+    # for statistics of each victim's batch, and without vmap's wrong second derivatives
     copied, victims = copy.deepcopy(model), Victims()
     original = {id(p): name for name, p in copied.named_parameters()}
     for name, module in list(copied.named_modules()):

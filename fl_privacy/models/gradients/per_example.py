@@ -160,10 +160,9 @@ def clipped_sum(
 ) -> tuple[Tensors, Tensor]:
     """Return the sum of examples' gradients, each clipped to the l2 norm ``clip_norm``, and the mean loss.
 
-    ``changes``: a defense's changes of the loss. Parameters in ``held`` are left out. If it is faster, norms are
-    computed without forming the gradients (ghost clipping, Li et al. 2022, Sec. 4). An example whose gradient's norm is
-    not finite adds nothing to the sum; an empty batch gives 0. ``UserError`` if batch norm in training mode mixes the
-    examples, or no parameter is trained.
+    ``changes``: a defense's changes of the loss. Parameters in ``held`` are left out. An example whose gradient's norm
+    is not finite adds nothing to the sum; an empty batch gives 0. ``UserError`` if batch norm in training mode mixes
+    the examples, or no parameter is trained.
     """
     if plan.batch_norm == "train" and has_batch_norm(model):
         raise UserError(
@@ -173,6 +172,7 @@ def clipped_sum(
     if set(state.parameters) <= set(held):
         raise UserError("Per-sample clipping expects a trained parameter, but all are frozen; shorten plan.frozen.")
     trained = {name: p for name, p in state.parameters.items() if name not in held}
+    # norms without forming the gradients, if faster (ghost clipping, Li et al. 2022, Sec. 4)
     layered = _layered(model, state, batch, plan, changes, names=list(trained))
     total = {name: torch.zeros_like(p) for name, p in trained.items()}
     loss = torch.zeros((), device=batch.inputs.device)
