@@ -155,6 +155,7 @@ class _Front:
     @property
     def slopes(self) -> Slopes:
         scale = self.weight / self.deviation
+        # for N places: weight / deviation * (s - b / N - w z / N), Ioffe and Szegedy 2015
         moved = None if self.norm.fixed else scale * (self.by_bias + self.z * self.by_weight) / self.places
         return Slopes(scale * self.behind.full, self.behind.open, moved)
 

@@ -94,8 +94,8 @@ def audit_app(
 ) -> "AppAudit":
     """Run ``app`` in this process and write a page on the leakage of its clients.
 
-    The app's code is executed. ``show`` is called with each record, which is then not written to files. ``UserError``
-    if the app can't be loaded, or the folder can't be written.
+    The app's code is executed. ``show``, if given, gets each record of the audit, which is then not written to files.
+    ``UserError`` if the app can't be loaded, or the folder can't be written.
     """
     config = app.with_config(asked.run_config, asked.rounds)
     node_config = read_pairs("--node-config", asked.node_config)
@@ -124,7 +124,7 @@ def audit_app(
 
 
 def _trained(session: "AppAudit", app: App, config: Config, node_config: Config) -> tuple["AppAudit", App]:
-    """Run an app and, if no client trains, its other scripts, at last only its network; return the pair that counts."""
+    """Run the app, else its other scripts, else only its network; return the audit and app in which a client trained."""
     first, begun, asked, failed = session, app, session.asked, dict[int, UserError]()
     said, vain, built = list[str](), list[str](), BuiltNetworks(app.folder)
     for number in range(MOST_TRIED):
@@ -181,7 +181,7 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
 
 
 def _of_network(first: "AppAudit", app: NetworkAlone) -> "AppAudit":
-    """Audit only a project's network, after or in place of ``first``; ``UserError`` if none can be trained."""
+    """Audit only a project's network; ``first``: audit of the whole app before. ``UserError`` if no network trains."""
     _forget(app.folder)
     first.tell("Looking for a network to audit alone")
     session = AppAudit(app, replace(first.asked, nodes=NODES), first.folder, first.tell, first.show)
@@ -347,7 +347,7 @@ class AppAudit(AuditSession):
             self.grid = None  # and with it the app's code
 
     def note(self, there: Around, rounds: int) -> None:
-        """Add notes on the defense, changes to the environment (``there``), and ``rounds`` above ``--rounds``."""
+        """Note the effects of the defense and of ``there`` (changed environment), and rounds beyond ``--rounds``."""
         limit, name = self.asked.rounds, "" if self.defense is None else self.defense.name
         beyond = f"The app trained for {rounds} rounds, which its own loop counts; --rounds {limit} does not reach it."
         acts = (

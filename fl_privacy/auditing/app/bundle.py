@@ -70,7 +70,7 @@ class App:
 
     @cached_property
     def renamed(self) -> dict[str, str]:
-        """Map each missing package to the folder of another name that has all modules imported from the package."""
+        """Map each missing package to a folder of another name with all modules that are imported from the package."""
         files, found = parsed(self.folder), dict[str, str]()
         imported = defaultdict[str, dict[str, set[str]]](lambda: defaultdict(set))  # package -> its modules -> names
         for node in (node for file in files.values() for node in _unguarded(file.tree)):
@@ -96,7 +96,7 @@ class App:
         return cls(**{each.name: getattr(app, each.name) for each in fields(App)} | given)
 
     def another(self, server_failed: bool = False) -> "App | None":
-        """Return a copy that runs other scripts, or FedAvg for a failed server; ``None`` if nothing is left."""
+        """Return a copy that runs other scripts, or FedAvg if the server failed; ``None`` if nothing is left to try."""
         if server_failed and not (self.by_fedavg or (self.scripts and self.scripts.clients)) and self._is_legacy():
             return replace(self, by_fedavg=True)
         if self.tried is None:
@@ -116,8 +116,8 @@ class App:
     def load(self, stops: Callable[["App"], str], drawing: "Drawing | None" = None) -> "Started":
         """Import server and client app, or run scripts until they would start Flower.
 
-        ``stops(app)`` returns why the app can't start, or "". ``drawing`` makes up missing data. ``UserError`` if the
-        code can't be imported, or is no app.
+        ``stops(app)`` returns why the app can't start, or "" if it can. ``drawing`` makes up missing data.
+        ``UserError`` if the code can't be imported, or is no app.
         """
         from flwr.clientapp import ClientApp  # noqa: PLC0415
         from flwr.serverapp import ServerApp  # noqa: PLC0415
@@ -253,7 +253,7 @@ def _unguarded(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def _has(files: Mapping[Path, SourceFile], place: str, module: str, names: set[str]) -> bool:
-    """Return whether ``module`` would define ``names`` if the folder ``place`` stood for its top package."""
+    """Return whether ``module`` would define ``names`` if the folder ``place`` were its top-level package."""
     inner, found = Path(place, *module.split(".")[1:]), set[str]()
     there = [files[path].tree for path in (inner.with_suffix(".py"), inner / "__init__.py") if path in files]
     for node in (node for tree in there for node in ast.walk(tree)):
@@ -286,7 +286,8 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
 
     In a folder without Flower's app format, the app consists of the scripts that start Flower, or else of the only
     folder inside that has the format. ``chosen``: options of ``find_scripts``; if they name a script, the folder's app
-    format is ignored. If ``network``, no script is sought. ``UserError`` if ``path`` is no Flower app.
+    format is ignored. A true option ``network`` skips the search for scripts. ``UserError`` if ``path`` is no Flower
+    app.
     """
     place = expanded(path).absolute()
     if (chosen or {}).get("network") and place.is_dir():
@@ -380,9 +381,9 @@ def _read(folder: Path, path: str | Path) -> App:
 
 
 def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | None:
-    """Return the references to server and client app, corrected to the only folder that has both modules.
+    """Return the references (``package.module:app``) to server and client app, with the right package.
 
-    ``None`` if the package that they name exists, or not exactly one folder fits.
+    It is the only folder that has both modules. ``None`` if there is not exactly one, or the named package exists.
     """
     (package, *inner), (of_client, *others) = (each.partition(":")[0].split(".") for each in references)
     if not package.isidentifier():

@@ -70,7 +70,7 @@ class DataAsked:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Packages, data and settings that an app's code needs, and those that this machine lacks."""
+    """Packages, data and settings that an app's code needs, and those that are missing on this machine."""
 
     app: str
     runs: str

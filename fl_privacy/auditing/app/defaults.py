@@ -26,9 +26,9 @@ _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
 class Defaults:
-    """The default values of a project's flags.
+    """Default values of the flags (options and variables) in a project's code.
 
-    A name has a value only if all assignments and defaults agree. ``config`` is the run config of ``pyproject.toml``.
+    A name has a value only if all its assignments and defaults agree. ``config``: run config in ``pyproject.toml``.
     """
 
     def __init__(self, trees: Iterable[ast.Module], config: Mapping[str, Any]) -> None:
@@ -120,7 +120,7 @@ class Defaults:
             node = parent
 
     def value(self, node: ast.AST | None, within: frozenset[str] = frozenset()) -> Any:
-        """Return the default value of an expression, or ``UNKNOWN``; ``within``: names whose value is being sought."""
+        """Return an expression's default value, or ``UNKNOWN``; ``within``: names being resolved, to end cycles."""
         found: Any = UNKNOWN
 
         def known(each: ast.AST | None) -> Any:

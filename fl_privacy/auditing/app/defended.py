@@ -65,7 +65,8 @@ class ReplyDefense:
     def __call__(self, reply: Message, seen: Watched, found: Matched, context: Context) -> None:
         """Defend the trained parameters in ``reply``, in place.
 
-        ``found``: which arrays hold which parameters. ``UserError`` if no array holds any, or one is no float.
+        ``seen``: observed training. ``found``: which arrays hold which parameters. ``UserError`` if no array holds a
+        trained parameter, or one is coded or no float.
         """
         own = {key: name for key, name in found.parameters.items() if name in seen.gradients}
         places, after = list[tuple[str, str, str, np.dtype[Any]]](), dict[str, torch.Tensor]()

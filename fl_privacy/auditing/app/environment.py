@@ -66,7 +66,7 @@ _READ_ONLY = (
 
 @dataclass(frozen=True)
 class Around:
-    """What was changed in an app's environment, and what was left out of it."""
+    """Changes to the environment in which an app was run, and the files and packages left out of it."""
 
     data: set[str]  # names of data sets that the app loaded from the mirror
     missing: str  # sentence on files that were not copied, or ""
@@ -81,9 +81,9 @@ class Around:
 def around(
     app: App, files: Path, mirror: Path | None, inner: Path | None = None, absent: Collection[str] = ()
 ) -> Iterator[Around]:
-    """Let an app work in the folder ``files/inner``, with the hub's data sets copied to ``mirror``.
+    """Run the block in the folder ``files/inner`` with copies of the app's files, and hub data sets from ``mirror``.
 
-    Packages that are ``absent`` fail only when they are called. ``UserError`` if ``mirror`` is no folder.
+    Packages in ``absent`` can be imported, but fail when called. ``UserError`` if ``mirror`` is no folder.
     """
     with ExitStack() as stack:
         data = stack.enter_context(data_sets_of(mirror))
@@ -120,7 +120,7 @@ def around(
 
 @contextmanager
 def arrays_writable(code: str) -> Iterator[None]:
-    """Let an app, with the text ``code``, write to arrays from pandas, as before pandas 3; these are copies."""
+    """Give an app writable copies where pandas 3 returns read-only arrays, within the block; ``code``: the app's."""
 
     def writable(original: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(*args, **kwargs)
@@ -178,7 +178,7 @@ def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
 
 
 def find_mirrored(folder: Path, path: str, name: object) -> Path | None:
-    """Return the copy in ``folder`` of Hugging Face's data set ``path``, configuration ``name``, or ``None``."""
+    """Return the copy in ``folder`` of Hugging Face's data set ``path``, or ``None``; ``name``: its configuration."""
     names = [path.replace("/", "__"), path, path.rpartition("/")[2]]
     names = [*(f"{each}-{name}" for each in names if isinstance(name, str)), *names]
     spellings = (folder / each for one in names for each in (one, one.lower(), one.replace("-", "_").lower()))
@@ -310,7 +310,8 @@ READERS = (*TABLES, "read_sql", "read_sql_table", "read_sql_query")
 class LoadedBy:
     """Records in ``tables`` the ``flwr_datasets`` partitions and pandas tables that a client loads while it answers.
 
-    Logs of the app are ignored: files changed after ``since`` (seconds since 1970), of at most ``answered`` rows.
+    The app's own logs are ignored: files that changed after ``since`` (seconds since 1970) and have at most
+    ``answered`` rows, the number of the client's replies.
     """
 
     def __init__(self, tables: dict[str, np.ndarray] | None = None, since: float = math.inf, answered: int = 0) -> None:

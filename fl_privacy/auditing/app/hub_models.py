@@ -47,7 +47,7 @@ _LONGEST_FIT = 20.0
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield (module, function name, replacement); replacements make small random networks in place of the hub's."""
+    """Yield (module, function name, replacement); replacements make small random networks instead of loading any."""
     auto = "transformers.models.auto"
     for place, owner, made in (
         ("transformers.modeling_utils", "PreTrainedModel", _network),
@@ -71,7 +71,7 @@ def _or_drawn(made: Callable[..., Any], original: Callable[..., Any], kind: Any,
 
 
 def _config(drawing: Drawing, kind: Any, name: object, **kwargs: Any) -> Any:
-    """Make a small network's config, of the class ``kind``; for ``AutoConfig``, of the class that ``name`` suggests."""
+    """Make a small network's config in place of ``kind.from_pretrained(name)``; ``AutoConfig`` guesses by ``name``."""
     kinds: Any = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     if not getattr(kind, "model_type", ""):
         plain = {key: re.sub(r"\W|_", "", key) for key in kinds.keys()}  # noqa: SIM118  (it has no usual iteration)
@@ -120,7 +120,7 @@ def _tokenizer(drawing: Drawing, kind: Any, name: object, **kwargs: Any) -> Any:
 
 
 def called(drawing: Drawing, original: Callable[..., Any], network: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call ``network``; if its input does not fit, keep both in ``drawing.unfit``; outer networks come last."""
+    """Call ``network``; if its input does not fit, set ``drawing.unfit`` to the network and the input's shape."""
     entered = args[0] if args and isinstance(args[0], torch.Tensor) else None
     try:
         made = original(network, *args, **kwargs)
@@ -136,11 +136,11 @@ def called(drawing: Drawing, original: Callable[..., Any], network: Any, *args: 
 
 
 def fit(drawing: Drawing, why: str = "") -> dict[str, int]:
-    """Return the shape of examples that the app's network takes, for ``drawing.fitted``; empty if none is found.
+    """Return the sizes of examples that the app's network takes, for ``drawing.fitted``; empty if none are found.
 
-    It has ``channels`` and ``side`` of pictures, the number of further ``columns`` of rows, or the ``rate`` of
-    recordings, in values a second; after an error ``why`` of labels, the number of ``classes``, and after one of a
-    column, of ``tables`` to draw.
+    Keys are ``channels`` and ``side`` of pictures, the number of further ``columns`` of rows, or the ``rate`` of
+    recordings in values a second. If the app's error ``why`` is about labels, the key is ``classes`` (number); if about
+    a missing column, ``tables`` (number to draw).
     """
     if re.search(r"Target \d+ is out of bounds|Class values must be|t < n_classes", why) and drawing.outputs:
         return {"classes": drawing.outputs}

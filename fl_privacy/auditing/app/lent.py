@@ -39,7 +39,7 @@ _MOST_OBJECTS, _MOST_NUMBERS = 1000, 100_000  # that are kept for the messages t
 
 
 def lent_in_words(lent: list[str]) -> str:
-    """Return a sentence on the outdated names and options in ``lent`` that an app used and that were provided to it."""
+    """Return a sentence on outdated names and options (``lent``) that an app used and that were restored for it."""
     return (
         f"The app uses {', '.join(lent)}, which the versions installed here, such as Flower"
         f" {metadata.version('flwr')}, lack or have elsewhere: it was lent them here, and would not run by itself."
@@ -74,7 +74,7 @@ def moved_names_lent() -> Iterator[list[str]]:
 
 
 def _module(stack: ExitStack, place: str) -> Any:
-    """Return the module or class at ``place``; else make an empty module that exists until ``stack`` closes."""
+    """Return the module or class ``place``; if there is none, make an empty module that exists until ``stack`` closes."""
     if not isinstance(found := attempt(partial(resolve_name, place)), Failure):
         return found
     made = sys.modules[place] = ModuleType(place)
@@ -88,7 +88,7 @@ def _module(stack: ExitStack, place: str) -> Any:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Let ``find(name)`` provide what ``module`` lacks until ``stack`` closes; it returns ``None`` for other names."""
+    """Get names that ``module`` lacks from ``find(name)``, ``None`` for unknown ones, until ``stack`` closes."""
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:
@@ -106,7 +106,7 @@ def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
 def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
     """Make a config record by Flower's class ``original`` from ``values``; those that no record can hold become JSON.
 
-    ``objects`` keeps these values, by the start of their JSON, to restore them. ``asked`` collects a sentence on each.
+    ``objects`` collects them by the beginning of their JSON; ``asked`` collects sentences that say so.
     """
     texts = dict(values)
     for key, value in texts.items():
@@ -126,7 +126,7 @@ def _as_objects(objects: Mapping[str, Any], original: Any, record: Any) -> dict[
 
 
 def numbers_of(value: Any) -> Any:
-    """Return the first numbers (N,) of an array, or the text of another object."""
+    """Return at most the first ``_MOST_NUMBERS`` numbers of an array, flattened, or the text of another object."""
     found = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
     return found.reshape(-1)[:_MOST_NUMBERS].tolist() if found.ndim else repr(value)[:_MOST_NUMBERS]
 
@@ -166,7 +166,7 @@ def _present(place: str, asked: list[str], name: str) -> Any:
 
 
 def loaded_here(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-    """Construct a PyTorch loader without worker processes, since sandboxes forbid these and hooks do not reach them."""
+    """Construct a PyTorch ``loader`` without worker processes: sandboxes forbid them, and hooks do not reach them."""
     given = inspect.signature(original).bind(loader, *args, **kwargs)
     for name in ("num_workers", "prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context"):
         given.arguments.pop(name, None)
@@ -216,7 +216,7 @@ _OF_TENSORFLOW = re.compile(
 def keras_lent(code: str, reached: Callable[[], Iterable[SourceFile]]) -> bool:
     """Choose PyTorch as the backend of the app's Keras, so that its steps can be observed; return ``True`` on success.
 
-    ``code``: text of all files. Those that clients reach keep TensorFlow for its own gradients.
+    ``code``: text of all files. TensorFlow stays if files that clients import (``reached()``) use its own gradients.
     """
     wanted = bool(_OF_KERAS.search(code)) and not (
         _OF_TENSORFLOW.search(code) and any(_OF_TENSORFLOW.search(ast.unparse(each.tree)) for each in reached())
@@ -231,9 +231,9 @@ def keras_lent(code: str, reached: Callable[[], Iterable[SourceFile]]) -> bool:
 
 @contextmanager
 def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list[str]]:
-    """Provide names and options in ``EARLIER`` that ``code`` has and the installed versions lack, until the block ends.
+    """Restore outdated names and options (``EARLIER``) that ``code`` uses and installed libraries lack, in the block.
 
-    Yield a list of those used, which is ``asked`` if given.
+    Yield a list of those used so far, which is ``asked`` if given.
     """
     asked = [] if asked is None else asked
     with ExitStack() as stack:
@@ -259,7 +259,7 @@ def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list
 
 
 def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield (module or class, name in it, dotted name) for each of the ``names`` of ``package`` that ``code`` uses."""
+    """Yield (module or class, attribute, dotted name) for each of the ``names`` of ``package`` that ``code`` uses."""
     if not re.search(rf"\b{package}\b", code) or importlib.util.find_spec(package) is None:
         return
     saved = "layers." if "load_model" in code else "?"  # whose layers the code does not name
@@ -301,7 +301,7 @@ def _lend_name(stack: ExitStack, home: str, name: str, stands: str, asked: list[
 
 
 def pickles_loaded(asked: list[str]) -> AbstractContextManager[None]:
-    """Let an app's ``torch.load``, not a library's, run code in pickles, as before PyTorch 2.6, and note it."""
+    """Let ``torch.load``, called by an app, unpickle any object, as before PyTorch 2.6; ``asked`` notes that it did."""
 
     def loaded(original: Any, *args: Any, **kwargs: Any) -> Any:
         file: Any = args[0] if args else kwargs.get("f")
@@ -326,7 +326,7 @@ def _with_present_arguments(
     """Call ``original``, the function ``name``, with earlier options converted to present ones; note them in ``asked``.
 
     ``options`` maps an earlier option to its present name, or "" to leave it out; to a mapping from earlier to present
-    values; or to a list with one reference, whose object becomes the default value.
+    values; or to a list with the dotted name of an object that replaces the option's default.
     """
     parameters = [*inspect.signature(original).parameters]
     own = int(parameters[:1] == ["self"])
@@ -466,8 +466,8 @@ def is_installed(frame: FrameType | None) -> bool:
 def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
     """Replace experiment trackers and plotting packages that are not installed by modules that do nothing.
 
-    Yield a list that collects the names of those that the app imports. Calls of names in ``missing`` packages raise
-    ``ModuleNotFoundError``. Installed libraries still see that a tracker is missing.
+    Yield a list that collects those that the app imports. Anything called from ``missing`` packages raises
+    ``ModuleNotFoundError``. Other libraries still find trackers missing.
     """
     names = (*EARLIER["trackers"], *missing)
     absent = [name for name in names if name not in sys.modules and _is_codeless(importlib.util.find_spec(name))]

@@ -48,10 +48,10 @@ LAST_ALONE = "batch"
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkAlone(App):
-    """A project of which only the network is trained, by FedAvg and plain SGD on drawn inputs.
+    """A project of which only the network is trained, by FedAvg and plain SGD on random inputs.
 
     ``reason``: why the project's own training was not audited. ``built``: networks that its code built while it ran.
-    ``chosen``: the network as ``FILE:NAME``; empty for the likeliest.
+    ``chosen``: the network as ``FILE:NAME``; empty tries the likeliest first.
     """
 
     reason: str
@@ -62,7 +62,10 @@ class NetworkAlone(App):
     found: list["TrainedAlone"] = field(default_factory=list)  # the network that ``load`` found
 
     def load(self, stops: Callable[[App], str], drawing: Drawing | None = None) -> Started:
-        """Build a network of the project, and inputs that it takes; ``UserError`` if no network can be trained."""
+        """Return a server and clients that train a network of the project on random inputs; ``stops`` is unused.
+
+        ``UserError`` if no network can be trained.
+        """
         limit = max(LEAST_SECONDS, self.seconds / 10)
         defined, until = DefinedNetworks(self, self.seed), time.monotonic() + max(3 * limit, self.seconds)
         sizes = CodeSizes.of(defined.files.values(), defined.drawing, {**defined.settings, **self.config})
@@ -100,7 +103,7 @@ class NetworkAlone(App):
         return made
 
     def on_page(self, record: AuditRecord) -> AuditRecord:
-        """Return ``record`` with words on an audit of only the network; ``UserError`` if it was not trained."""
+        """Return a copy of ``record`` that says that only the network was audited; ``UserError`` if it did not train."""
         made = self.found[-1]
         if not record.models:
             raise UserError(f"{made.network.name} could not be trained alone.")
@@ -224,7 +227,7 @@ class TrainedAlone:
         )
 
     def train(self, module: nn.Module, number: int, seed: int) -> None:
-        """Train ``module`` once on each of ``number`` made-up examples, drawn by ``seed``."""
+        """Train ``module`` for one pass over ``number`` examples, made up at random by ``seed``."""
         drawn = self.task.draw(number, np.random.default_rng([self.seed, seed]))
         optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=self.sizes.rate)
         for inputs, targets in DataLoader(TensorDataset(*drawn), batch_size=self.sizes.batch):

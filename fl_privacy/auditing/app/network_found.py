@@ -72,9 +72,9 @@ class Network:
 
 
 class BuiltNetworks:
-    """Keeps the networks that a project's code builds, one for each line that does so.
+    """Keeps the networks that a project's code builds while it runs, one for each line that does so.
 
-    ``of_losses`` collects the names of loss modules that it builds.
+    ``of_losses`` counts the loss modules that the code builds, by class name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -106,7 +106,7 @@ class BuiltNetworks:
             self._kept.setdefault((type(made), frame.f_code.co_filename, frame.f_lineno), made)
 
     def networks(self, of_clients: set[Path], folder: Path) -> list[Network]:
-        """List the kept networks that are no part of others: first those built in clients' files, then the largest."""
+        """List the networks that are no part of others: those built in files ``of_clients`` first, then the largest."""
         sizes = {
             key: size for key, made in self._kept.items() if isinstance(size := attempt(partial(_size, made)), int)
         }
@@ -144,7 +144,7 @@ def _not_huge(parameters: int) -> None:
 
 @dataclass(eq=False)
 class DefinedNetworks:
-    """Networks that the files of a project define, built from imports and definitions without its other statements.
+    """Networks that a project's files define; only imports and definitions in these files are executed.
 
     ``skipped``: sentences on networks that could not be built.
     """
@@ -167,7 +167,7 @@ class DefinedNetworks:
 
     @cached_property
     def settings(self) -> dict[str, object]:
-        """Return the values in the project's settings files by their innermost key; the first file counts."""
+        """Return the project's settings, innermost key -> value; if several files have a key, the first one counts."""
         found = dict[str, object]()
         paths = (path for kind in ("yaml", "yml", "json") for path in sorted(self.app.folder.rglob(f"*.{kind}")))
         shown = (path for path in paths if not re.search(r"/\.", path.relative_to(self.app.folder.parent).as_posix()))
@@ -190,7 +190,7 @@ class DefinedNetworks:
         return own.union(*(self.files[path].imports for path in own))
 
     def networks(self, chosen: str = "") -> Iterator[Network]:
-        """Yield the defined networks, those that clients' files build most often first; only ``chosen``, if given."""
+        """Yield the networks defined in the project, most used in clients' files first; or only ``chosen`` (``FILE:NAME``)."""
         found = dict[tuple[Path, str], list[tuple[Path, ast.Call]]]()
         for path, file in self.files.items():
             for node in file.tree.body:
@@ -240,7 +240,7 @@ class DefinedNetworks:
         return {*derived(self.files.values(), _BASES)}
 
     def _parts(self) -> set[str]:
-        """Return the names of the parts that network classes build inside."""
+        """Return the names of the classes that network classes call, such as parts of a network."""
         nodes = (node for file in self.files.values() for node in file.tree.body)
         inside = (
             each
@@ -259,7 +259,7 @@ class DefinedNetworks:
         return returns and makes and bool(_MAKES.search(node.name)) and not _OTHERWISE.search(node.name)
 
     def _nodes(self) -> Iterator[tuple[Path, ast.AST]]:
-        """Yield the nodes of all files, those of clients first, outside of networks, which build parts of them."""
+        """Yield (file, syntax node), clients' files first, without bodies of network classes, which build only parts."""
         for path in sorted(self.files, key=lambda path: (path not in self.of_clients, str(path))):
             left: list[ast.AST] = [self.files[path].tree]
             while left:
@@ -306,7 +306,7 @@ class DefinedNetworks:
         return eval(compile(ast.Expression(node), str(path), "eval"), vars(self.module(path)))
 
     def usual(self, name: str) -> Any:
-        """Return a value for a constructor's argument: from the settings, or a usual one; else ``UserError``."""
+        """Return a value for the constructor's argument ``name``, from the settings or by convention; else ``UserError``."""
         if name in self.settings:
             return self.settings[name]
         if (known := self.defaults.value(ast.Name(name))) is not UNKNOWN:
@@ -369,7 +369,7 @@ class DefinedNetworks:
         return isinstance(node, _PLAIN) and not starts
 
     def _bound(self, node: ast.Import | ast.ImportFrom, path: Path) -> bool:
-        """Bind the names that ``node`` imports from the project's own files; return whether it imports from these."""
+        """Define the names that ``node`` imports from the project's files; return whether it imports from any of them."""
         names, level = vars(self.module(path)), getattr(node, "level", 0)
         if isinstance(node, ast.Import):
             places = [(alias, self._own(alias.name, 0, path)) for alias in node.names]
@@ -399,7 +399,7 @@ class DefinedNetworks:
 
 
 class GuessedSettings:
-    """Stand-in for unknown settings: each attribute or key has a usual value by its name, such as 0.01 for lr."""
+    """Stand-in for unknown settings: each attribute or key has a value typical of its name, such as 0.01 for lr."""
 
     def __init__(self, defined: DefinedNetworks) -> None:
         self._defined = defined

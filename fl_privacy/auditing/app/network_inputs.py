@@ -66,7 +66,7 @@ class CodeSizes:
 
     @classmethod
     def of(cls, files: Iterable[SourceFile], drawing: stand_in.Drawing, config: Mapping[str, object]) -> "CodeSizes":
-        """Collect the sizes in the parsed ``files``, the input shape that ``drawing`` found, and the run config."""
+        """Collect sizes of inputs from the code in ``files``, the shape that ``drawing`` found, and the run config."""
         sides, losses = list[Any](), Counter[str]()
         pairs: list[tuple[str, Any]] = [(key.replace("-", "_"), value) for key, value in config.items()]
         texts = list[str]()
@@ -185,7 +185,10 @@ def first_tensor(made: Any) -> Tensor:
 
 
 def task_for(network: nn.Module, sizes: CodeSizes, built_losses: Counter[str]) -> Task:
-    """Find inputs that ``network`` takes, and a loss for its outputs; ``UserError`` with the reason if none fit."""
+    """Find inputs that ``network`` takes, and a loss for its outputs; ``UserError`` with the reason if none fit.
+
+    ``sizes``: sizes in the app's code. ``built_losses``: loss class -> how often the code built it.
+    """
     if not any(parameter.requires_grad for parameter in network.parameters()) and not is_keras(network):
         raise UserError("it has no parameters that train")
     given = attempt(partial(inspect.signature, network.forward))

@@ -135,7 +135,7 @@ class FittedStandIn:
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield (module, name of a loading function, function that draws a missing pickle or recording)."""
+    """Yield (module, loading function's name, replacement); replacements draw missing pickles or recordings."""
     for package, module, name in (
         *((each, each, "load") for each in ("pickle", "joblib")),
         ("scipy", "scipy.io", "loadmat"),
@@ -171,7 +171,7 @@ def is_missing(path: object) -> bool:
 
 
 def _recorded(drawing: Drawing, package: str, path: str | Path) -> Any:
-    """Make up a recording of a minute, 32 channels in volts, or a scan of 32 slices in [0, 1]; of labels, 0 and 1."""
+    """Make up a 32-channel recording of a minute (package ``mne``), or a 32-slice scan, binary if ``path`` names labels."""
     library, rate, rng = importlib.import_module(package), drawing.fitted.get("rate", RATE), drawing.rng(str(path))
     scan = "a drawn scan of 32 slices, 64 x 64 each"
     drawing.note(str(path), f"a drawn recording, {rate} values a second" if package == "mne" else scan)
@@ -184,7 +184,7 @@ def _recorded(drawing: Drawing, package: str, path: str | Path) -> Any:
 
 
 def unpickled(drawing: Drawing, path: str | Path) -> Any:
-    """Return a placeholder for a pickled encoder, scaler, weights or arrays, as the file's name suggests."""
+    """Return a placeholder for the pickle ``path``: an encoder, scaler, weights or arrays, as its name suggests."""
     path = Path(path)
     if _ENCODER.search(path.stem):
         drawing.note(str(path), "an encoder of labels")
@@ -198,7 +198,7 @@ def unpickled(drawing: Drawing, path: str | Path) -> Any:
 
 
 def archive(drawing: Drawing, path: object) -> Any:
-    """Make up the arrays of the file ``path`` by their names: labels, or inputs of the network.
+    """Make up arrays in place of the file ``path``; an array's name decides whether it has labels or inputs.
 
     Return one array for ``.npy``, a tuple for a pickle that the app's code unpacks, and a mapping otherwise.
     """
@@ -243,7 +243,7 @@ def array(drawing: Drawing, name: str, path: object) -> np.ndarray:
 
 
 def lines(drawing: Drawing, path: object) -> np.ndarray:
-    """Make up rows (N, columns + 1) of numbers, the label last, in place of the file ``path``."""
+    """Make up rows of numbers, (N, columns + 1) with the label last, in place of the missing file ``path``."""
     classes = max(drawing.classes, 2)
     drawing.note(str(path), f"{TRAIN + TEST} drawn rows of numbers")
     drawn = numbers(TRAIN + TEST, drawing.features or 10, classes, drawing.rng(str(path)))
@@ -251,7 +251,7 @@ def lines(drawing: Drawing, path: object) -> np.ndarray:
 
 
 def written(drawing: Drawing, path: Path) -> Path:
-    """Write a made-up file in place of the missing table or text ``path``, and return its path."""
+    """Write a made-up table or text in place of the missing file ``path``; return the new file's path."""
     made = drawing.place(path)
     if not made.exists():
         split = re.search(r"""\.split\((["'])([,;| ]+|\\t)\1\)""", "".join(_next_lines()))  # of the lines it reads
@@ -270,7 +270,7 @@ def written(drawing: Drawing, path: Path) -> Path:
 
 
 def opened(drawing: Drawing, path: Path, mode: str) -> Any:
-    """Return an open placeholder for a missing pickle or certificate; ``None`` for any other file."""
+    """Return an open made-up file if ``path`` is a missing pickle or certificate; ``None`` for other files."""
     if path.suffix.lower() in PICKLES and "b" in mode:
         return Pickle(path)
     if path.suffix.lower() not in CERTIFICATES:
@@ -280,7 +280,7 @@ def opened(drawing: Drawing, path: Path, mode: str) -> Any:
 
 
 def saved_by_torch(drawing: Drawing, path: object) -> Any:
-    """Return placeholder weights or, if ``path`` does not name weights, a made-up data set of pictures or rows."""
+    """Return placeholder weights, or made-up examples if ``path`` does not name weights, for ``torch.load(path)``."""
     if OF_MODEL.search(Path(str(path)).stem):
         drawing.note(str(path), UNTRAINED, pretrained=True)
         return NoWeights()
@@ -297,7 +297,7 @@ def saved_by_torch(drawing: Drawing, path: object) -> Any:
 
 
 def stated(drawing: Drawing, path: str, there: Path) -> Any:
-    """Make up the data set of ``path``, with the features in ``dataset_info.json`` of the folder ``there``."""
+    """Make up the data set ``path``, with features as in ``dataset_info.json`` in the folder ``there``."""
     hf, kept = importlib.import_module("datasets"), (there / "dataset_info.json").read_text(encoding="utf-8")
     kinds, rng = hf.Features.from_dict(json.loads(kept)["features"]), drawing.rng(path)
     classes = next((kind.num_classes for kind in kinds.values() if hasattr(kind, "num_classes")), drawing.classes or 2)
@@ -319,9 +319,9 @@ def stated(drawing: Drawing, path: str, there: Path) -> Any:
 
 
 def records(drawing: Drawing, path: Path) -> Path | None:
-    """Write made-up records in place of the missing JSON file ``path``, and return their path.
+    """Write made-up records in place of the missing JSON file ``path``, and return the new file's path.
 
-    Their keys are those of a list in another JSON file of the folder; ``None`` if there is none.
+    Keys are those of records in another JSON file of the folder; ``None`` if there is none.
     """
     near = sorted(path.parent.glob("*.json")) if path.suffix == ".json" else []
     held = (attempt(partial(lambda place: json.loads(place.read_text(encoding="utf-8")), each)) for each in near)
@@ -338,14 +338,14 @@ def records(drawing: Drawing, path: Path) -> Path | None:
 
 
 def got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
-    """Return what Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` would, without a download."""
+    """Return a path as Keras's ``get_file(name, address)`` and ``urlretrieve(address, file)`` do, with no download."""
     if OF_MODEL.search(Path(str(what)).name) or str(what).endswith((".h5", ".keras")):
         return NoWeights()
     return (str(origin or Path(str(what)).name), None) if "://" in str(what) else str(what or Path(str(origin)).name)
 
 
 def unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
-    """Load weights into ``network`` by ``original``, unless they are a placeholder."""
+    """Load weights into ``network`` by the function ``original``, unless an argument is a placeholder for weights."""
     torch = importlib.import_module("torch")
     stands = NoWeights, Saved, torch.utils.data.TensorDataset  # by a name that may not speak of weights
     if any(isinstance(each, stands) for each in (*args, *kwargs.values())):
@@ -369,9 +369,9 @@ _SUFFIX, _NEAR = re.compile(r"\.(csv|tsv|xlsx?|parquet|feather|np[yz]|png|jpe?g|
 
 
 def ends_without() -> bool | None:
-    """Return whether the app ends when the file that it asks for is missing, ``False`` if it goes on.
+    """Return whether the app ends if the file that it is looking for is missing; ``None`` if its code does not show it.
 
-    The code around the call decides: an ``if``, ``assert`` or ``try``; ``None`` if there is none.
+    The ``if``, ``assert`` or ``try`` around the app's current line decides.
     """
     frame = caller(r"\bpathlib\b")
     if frame is None or is_installed(frame):

@@ -62,7 +62,7 @@ _ADDRESS = re.compile(r"(^|[-_])(address|addr|ip|host|url)$")
 
 
 class NoScriptError(UserError):
-    """A project's code starts Flower, but none of its scripts does so when it is run."""
+    """A project's functions start Flower, but no script of it calls them when it is run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,7 +346,10 @@ def _unnumbered(path: Path, folder: Path) -> str:
 def _guessed(
     trees: Sequence[ast.Module], stated: Callable[[Sequence[str]], list[str]], *, of_client: bool
 ) -> Iterator[str]:
-    """Yield the words of a command line that sets the options for which the scripts' parsers have no usable default."""
+    """Yield command-line words that set the options without a usable default in parsers of the scripts ``trees``.
+
+    ``stated(flags)`` lists the values that the project's files give for an option.
+    """
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
@@ -389,7 +392,7 @@ def _guessed(
 
 
 def usual_for(name: str, *, of_client: bool = False) -> str | None:
-    """Return the usual value of an option ``name``, or ``None``; if ``of_client``, also for a client's number."""
+    """Return a plausible value of the option ``name``, or ``None``; if ``of_client``, also for a client's number."""
     if of_client and name and _OF_CLIENT.match(name):
         return "{partition}"
     if _COUNT.match(name):
@@ -398,7 +401,7 @@ def usual_for(name: str, *, of_client: bool = False) -> str | None:
 
 
 def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
-    """Yield values for ``sys.argv[1]`` and so on, guessed from the names of variables that get them."""
+    """Yield values of ``sys.argv[1]`` and so on, guessed from names of variables to which the script assigns them."""
     assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
     lists = {dotted(each) for node in assigned if dotted(node.value).endswith("argv") for each in node.targets}
     names: dict[int, str] = {}
@@ -420,7 +423,7 @@ def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
 
 
 def _options(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Yield each option of a parser by its long name ("" for flags without a value), with the call that adds it."""
+    """Yield (long name, call that adds it) for each option of a parser; the name is "" if it takes no value."""
     for node in [*ast.walk(tree), *_of_fire(tree)]:
         if isinstance(node, ast.Call) and _ADDS.search(dotted(node.func)):
             flags = [text for each in node.args if isinstance(text := constant(each), str)]
@@ -432,7 +435,7 @@ _ADDS = re.compile(r"\badd_argument$|^click\.(option|argument)$")
 
 
 def _of_fire(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield an ``add_argument`` call for each argument, without a default, of the functions that Python Fire runs."""
+    """Yield an ``add_argument`` call for each required argument of the functions that Python Fire runs."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node) == "Fire")
     run = {dotted(node.args[0]) for node in calls if node.args}
     for node in ast.walk(tree):
