@@ -124,7 +124,7 @@ def audit_app(
 
 
 def _trained(session: "AppAudit", app: App, config: Config, node_config: Config) -> tuple["AppAudit", App]:
-    """Run the app, else its other scripts, else only its network; return the audit and app in which a client trained."""
+    """Run the app, else its other scripts, else only its network; return the audit and app where a client trained."""
     first, begun, asked, failed = session, app, session.asked, dict[int, UserError]()
     said, vain, built = list[str](), list[str](), BuiltNetworks(app.folder)
     for number in range(MOST_TRIED):

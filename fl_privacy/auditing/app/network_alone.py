@@ -103,7 +103,7 @@ class NetworkAlone(App):
         return made
 
     def on_page(self, record: AuditRecord) -> AuditRecord:
-        """Return a copy of ``record`` that says that only the network was audited; ``UserError`` if it did not train."""
+        """Return a copy of ``record`` that says that only the network was audited; ``UserError`` if none trained."""
         made = self.found[-1]
         if not record.models:
             raise UserError(f"{made.network.name} could not be trained alone.")

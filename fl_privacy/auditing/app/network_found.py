@@ -190,7 +190,7 @@ class DefinedNetworks:
         return own.union(*(self.files[path].imports for path in own))
 
     def networks(self, chosen: str = "") -> Iterator[Network]:
-        """Yield the networks defined in the project, most used in clients' files first; or only ``chosen`` (``FILE:NAME``)."""
+        """Yield the networks in the project's code, most used by clients first; or only ``chosen`` (``FILE:NAME``)."""
         found = dict[tuple[Path, str], list[tuple[Path, ast.Call]]]()
         for path, file in self.files.items():
             for node in file.tree.body:
@@ -259,7 +259,7 @@ class DefinedNetworks:
         return returns and makes and bool(_MAKES.search(node.name)) and not _OTHERWISE.search(node.name)
 
     def _nodes(self) -> Iterator[tuple[Path, ast.AST]]:
-        """Yield (file, syntax node), clients' files first, without bodies of network classes, which build only parts."""
+        """Yield (file, syntax node), clients' files first, without network classes' bodies, which build only parts."""
         for path in sorted(self.files, key=lambda path: (path not in self.of_clients, str(path))):
             left: list[ast.AST] = [self.files[path].tree]
             while left:
@@ -306,7 +306,7 @@ class DefinedNetworks:
         return eval(compile(ast.Expression(node), str(path), "eval"), vars(self.module(path)))
 
     def usual(self, name: str) -> Any:
-        """Return a value for the constructor's argument ``name``, from the settings or by convention; else ``UserError``."""
+        """Return a value for the constructor's argument ``name``, set or typical; ``UserError`` if there is none."""
         if name in self.settings:
             return self.settings[name]
         if (known := self.defaults.value(ast.Name(name))) is not UNKNOWN:
@@ -369,7 +369,7 @@ class DefinedNetworks:
         return isinstance(node, _PLAIN) and not starts
 
     def _bound(self, node: ast.Import | ast.ImportFrom, path: Path) -> bool:
-        """Define the names that ``node`` imports from the project's files; return whether it imports from any of them."""
+        """Define the names that ``node`` imports from the project's files; return whether it imports from these."""
         names, level = vars(self.module(path)), getattr(node, "level", 0)
         if isinstance(node, ast.Import):
             places = [(alias, self._own(alias.name, 0, path)) for alias in node.names]

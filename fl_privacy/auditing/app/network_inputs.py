@@ -187,7 +187,7 @@ def first_tensor(made: Any) -> Tensor:
 def task_for(network: nn.Module, sizes: CodeSizes, built_losses: Counter[str]) -> Task:
     """Find inputs that ``network`` takes, and a loss for its outputs; ``UserError`` with the reason if none fit.
 
-    ``sizes``: sizes in the app's code. ``built_losses``: loss class -> how often the code built it.
+    ``sizes``: what the app's code says. ``built_losses``: loss class -> how often the code built it.
     """
     if not any(parameter.requires_grad for parameter in network.parameters()) and not is_keras(network):
         raise UserError("it has no parameters that train")

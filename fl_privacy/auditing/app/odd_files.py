@@ -171,7 +171,7 @@ def is_missing(path: object) -> bool:
 
 
 def _recorded(drawing: Drawing, package: str, path: str | Path) -> Any:
-    """Make up a 32-channel recording of a minute (package ``mne``), or a 32-slice scan, binary if ``path`` names labels."""
+    """Make up a 32-channel recording of a minute (for ``mne``), or a 32-slice scan; of 0 and 1 if labels are asked."""
     library, rate, rng = importlib.import_module(package), drawing.fitted.get("rate", RATE), drawing.rng(str(path))
     scan = "a drawn scan of 32 slices, 64 x 64 each"
     drawing.note(str(path), f"a drawn recording, {rate} values a second" if package == "mne" else scan)

@@ -152,12 +152,12 @@ def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Se
 
 
 class Drawing:
-    """Makes up random data for an app, by the columns and classes in its code.
+    """Makes up random data for an app, with the columns and classes that its code names.
 
     ``folder``: place of the files that are written. ``asked``: requested name -> phrase on the data made up for it.
     ``shares``: largest number of clients among which the app divides a data set. ``fitted``: pictures' ``channels`` and
-    ``side``, or further ``columns`` of rows, that its network needs. ``unfit``: network and shape that did not fit.
-    ``outputs``: number of outputs of the network called last.
+    ``side``, or further ``columns`` of rows, that its network needs. ``unfit``: network and shape of an input that it
+    does not take. ``outputs``: number of outputs of the network called last.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class Drawing:
             self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *strings]))
 
     def _look_for_columns(self, node: ast.AST) -> None:
-        """Find columns of strings or few values, and how many ``x = rows[:, 3:-2]`` leaves out besides the label."""
+        """Find columns of texts or categories, and how many besides the label ``x = rows[:, 3:-2]`` leaves out."""
         if isinstance(node, ast.Assign) and any(_INPUTS.match(dotted(target)) for target in node.targets):
             cut = re.search(r"\[:, (\d*):(?:-(\d+))?\]", ast.unparse(node.value))
             self._around = max(self._around, int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0)
@@ -467,9 +467,9 @@ class Drawing:
         return self.as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
 
     def fill(self, made: Path, asked: str = "", *, by_class: bool = False, suffix: str = "") -> None:
-        """Write pictures to the folder ``made``, unless it exists; by class, too, if its name suggests a data set.
+        """Write made-up pictures to the folder ``made``, unless it exists, in subfolders if ``by_class`` or named like data.
 
-        ``suffix``: kind of tables to name there instead, which are drawn on access.
+        ``asked``: path that the app asked for. ``suffix``: kind of tables to name there instead, drawn on access.
         """
         if suffix:
             made.mkdir(parents=True, exist_ok=True)

@@ -132,7 +132,7 @@ def _usual_strategy(folder: Path) -> LegacyFedAvg:
 
 
 def usual_settings(code: str) -> Callable[[int], dict[str, Any]]:
-    """Return a function from a round's number to usual values of the settings that clients' ``code`` reads."""
+    """Return a function from a round's number to plausible values of the settings that clients' ``code`` reads."""
     names = {*re.findall(r"""\bconfig\[["'](\w+)["']]""", code)}
     usual = {name: text for name in names if re.fullmatch(r"[\d.]+", text := usual_for(name) or "")}
     rounds = {name for name in names if re.search(r"round|rnd", name)}
@@ -246,7 +246,7 @@ class ScriptRunner:
         self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
-        """Run a script until it would start Flower; return what it passes to Flower. ``UserError`` if it fails."""
+        """Run client ``partition``'s script until it would start Flower; return what it passes. ``UserError`` if it fails."""
         try:
             return self._run_from_places(path, arguments, partition, nodes)
         except (UserError, OSError):
@@ -388,7 +388,10 @@ class ScriptRunner:
         return UserError(f"{said}; its arguments were {given or 'none'}: name them by --client-args or --server-args.")
 
     def _variable(self, partition: int, nodes: int, original: Any, environ: Any, key: str) -> str:
-        """Return an environment variable or, if the app asks for a missing one, what commands set, or a usual value."""
+        """Return the environment variable ``key``; if the app needs a missing one, a stated or else a plausible value.
+
+        Stated values are those that commands in the project set. ``original``: the usual look-up in ``environ``.
+        """
         with suppress(KeyError):
             return original(environ, key)
         asked, asker = sys._getframe(2), caller("<frozen")  # the frame between is the hook's
@@ -412,7 +415,10 @@ class ScriptRunner:
         return value
 
     def _execute(self, path: Path, names: dict[str, Any], calls: _Calls) -> None:
-        """Run a script, or all cells of a notebook; after a failed cell, the rest runs before the error is raised."""
+        """Run a script, or all cells of a notebook, with the global variables ``names``; ``calls`` records Flower's starts.
+
+        After a failed cell, the rest runs before the error is raised.
+        """
         failed, said = list[Exception](), list[str]()
         for cell in cells_of(path):
             try:
@@ -433,7 +439,10 @@ class ScriptRunner:
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
-    """Answer a script's question from the standard input or, if it is closed, by a likely answer."""
+    """Answer a script's ``prompt`` from the standard input (``original``) or, if it is closed, by a likely answer.
+
+    ``asked``: how often each prompt came; each time, the next answer is tried.
+    """
     with suppress(EOFError, RuntimeError, OSError):
         return original(prompt)
     text = str(prompt)
@@ -458,9 +467,9 @@ def _filled(text: str, partition: int, nodes: int) -> str:
 
 @contextmanager
 def _taken_over(calls: _Calls, heard: Callable[..., None]) -> Iterator[None]:
-    """Record the arguments of Flower's starting functions in ``calls``, and end the script there.
+    """Record the arguments of Flower's starting functions in ``calls``, and end the script at the first.
 
-    Processes that the script begins run in this process. ``heard`` replaces ``print`` and loggers' handlers.
+    Processes that the script begins run in this process. ``heard`` is called with what is printed or logged.
     """
 
     def note(kind: str, names: Sequence[str], original: Any, *given: Any, **options: Any) -> None:

@@ -35,7 +35,7 @@ class OptionsStated:
     script: Path
 
     def values(self, flags: Sequence[str]) -> list[str]:
-        """Return the values of the option ``flags`` in commands on the project's pages."""
+        """Return the values of an option, spelled like any of ``flags``, in commands in the project's documents."""
         values = [value for flag in flags for value in self._given.get(flag, ())]
         if values or not _SETTINGS.search(flags[-1]):
             return [*dict.fromkeys(values)]
@@ -49,7 +49,7 @@ class OptionsStated:
 
     @cached_property
     def variables(self) -> dict[str, list[str]]:
-        """Return each environment variable that commands set, with its values, those of scripts first."""
+        """Return each environment variable that the project's commands set, with its values; those in scripts first."""
         found = dict[str, list[str]]()
         for _, text in sorted(self._pages.items(), key=lambda page: page[0].suffix in {".md", ".rst"}):
             for name, _, value in _SET.findall(text):
@@ -92,7 +92,7 @@ def _listed(folder: Path, names: Sequence[str]) -> Iterator[Path]:
 
 
 def allowed(values: Sequence[str | None], name: str, kind: str, choices: Sequence[object]) -> list[str]:
-    """Return the values that an option's choices and type allow, without placeholders such as ``PATH``."""
+    """Return the ``values`` that the option ``name`` accepts by its type or choices, without placeholders like ``PATH``."""
     found, blank = list[str](), {*re.split(r"[-_ ]", f"{name} {_BLANK}")}
     for each in filter(None, values):
         with suppress(ValueError):

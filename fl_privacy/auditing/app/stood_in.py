@@ -47,7 +47,10 @@ _PARTITIONERS = tuple(f"{kind}Partitioner" for kind in ("Dirichlet", "Distributi
 def drawn_for(
     app: App, files: Path, mirror: Path | None, seed: int, fitted: Mapping[str, int] = {}, *, also: Iterable[Path] = ()
 ) -> Iterator[Drawing]:
-    """Make up random data, of the shape ``fitted``, that ``app`` or scripts ``also`` load and no ``mirror`` has."""
+    """Replace data that ``app`` loads and that neither its folder nor ``mirror`` has by random data, within the block.
+
+    ``files``: folder for them. ``fitted``: sizes to draw, by name. ``also``: scripts that load data, too.
+    """
     drawing = Drawing(reached_by(app, *also), files, seed, app.config)
     drawing.fitted, drawing.classes = {**fitted}, fitted.get("classes", drawing.classes)
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
@@ -56,9 +59,9 @@ def drawn_for(
 
 @contextmanager
 def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda path, name: False) -> Iterator[Drawing]:
-    """Replace data sets that the app lacks here by random data from ``drawing``, until the block ends.
+    """Replace data sets that are missing on this machine by random data from ``drawing``, within the block.
 
-    Those for which ``mirror(name, configuration)`` is ``True`` are here, and loaded as they are.
+    Those for which ``mirror(name, configuration)`` is ``True`` have a local copy, which is loaded instead.
     """
     with ExitStack() as stack:
         for module, name, hook in Hooks(drawing, mirror).all():
@@ -75,7 +78,7 @@ def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda pa
 
 
 class Hooks:
-    """Replacements ``hook(original, ...)`` of functions that load data; they make up data that are missing."""
+    """Functions ``hook(original, ...)`` that run in place of those that load data, and make up data that are missing."""
 
     def __init__(self, drawing: Drawing, mirror: Callable[[str, object], bool]) -> None:
         self.drawing, self.mirror = drawing, mirror
@@ -213,7 +216,7 @@ class Hooks:
         return original(made, *args, **kwargs)
 
     def split(self, original: Any, dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
-        """Split made-up examples in the proportions of ``lengths``, which are counts for the missing data."""
+        """Split made-up examples in proportion to ``lengths``, counts for the missing data; ``original`` does the split."""
         whole = self.drawing.asked and len(dataset) and all(isinstance(each, int | np.integer) for each in lengths)
         if whole and not any(lengths):  # more clients than drawn examples: those far behind get some again
             ends = np.arange(len(lengths))[:, None] * _LEAST + np.arange(_LEAST)
@@ -234,7 +237,7 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, size: int) -> Any:
-        """Return the indices below ``size``, the number of made-up examples; if none is, some modulo ``size``."""
+        """Return the indices below ``size``, the number of made-up examples; if none is, some of them modulo ``size``."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
         if self.drawing.asked and size and listed and max(indices) >= size:
             return [each for each in indices if each < size] or [each % size for each in list(indices)[:size]]
@@ -257,7 +260,7 @@ class Hooks:
         return original(path, *args, **kwargs)
 
     def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
-        """Search files by a pattern; if no table is found, yield the name of a table that can be made up."""
+        """Search files by a pattern (``original``); if no table is found, return the name of one that can be made up."""
         place = Path(*map(str, given))
         root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
         tables = place.suffix.lower() in stand_in.DRAWN and root != place
@@ -282,7 +285,7 @@ class Hooks:
         return isinstance(path, str | Path) and Path(path).resolve().is_relative_to(self.drawing.files.resolve())
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
-        """Return the existing file that ``path`` probably means, in another folder or case, or else ``path`` itself."""
+        """Return the existing file of that name in another folder or case, or else ``path``; ``reads``: to read it."""
         if not is_missing(path):
             return path
         plain = Path(str(path).replace("\\", "/"))
@@ -325,7 +328,7 @@ class Hooks:
         return original(path, *args, **kwargs) or drawn
 
     def is_folder(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
-        """Return ``True`` for a folder, or for a missing data folder on which the app depends."""
+        """Stand in for ``os.path.isdir`` (``original``): ``True`` also for a missing data folder without which the app ends."""
         if original(path, *args, **kwargs):
             return True
         place = Path(path) if is_missing(path) and not Path(path).suffix else None

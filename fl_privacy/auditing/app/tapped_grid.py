@@ -55,7 +55,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptReply(WatchedReply):
-    """A reply to a training message with the arrays ``sent`` (by record/name), and what repeating the message needs."""
+    """A reply to a training message; ``sent``: arrays that the client got (by record/name). The rest repeats its work."""
 
     message: Message
     context: Context
@@ -64,11 +64,11 @@ class KeptReply(WatchedReply):
 
 
 class TappedGrid(LocalGrid):
-    """Grid of nodes that answer by ``client_app`` in this process; it records messages and keeps some replies.
+    """Flower grid in this process, whose nodes run ``client_app``; it records messages and keeps some replies.
 
-    ``keeps``: number of clients whose first and latest replies are kept. ``tables`` is filled with the tables that
-    clients load, by name. ``node_config``: additional node config; ``{partition}`` in a text becomes the node's.
-    ``defense``: defense of each trained reply.
+    ``keeps``: number of clients whose first and latest replies are kept. ``tables`` is filled with the data tables that
+    clients load, by name. ``node_config``: additional node config; ``{partition}`` in a text becomes the node's number.
+    ``defense`` acts on each reply to training.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class TappedGrid(LocalGrid):
 
     @property
     def rounds(self) -> int:
-        """Return the number of rounds named in training messages; if none is, of such messages to one node."""
+        """Return the number of rounds that training messages name or, if none, of training messages to one node."""
         own = ((kind, n) for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train")
         return max((len(self._named[kind]) or n for kind, n in own), default=0)
 
@@ -186,7 +186,7 @@ class TappedGrid(LocalGrid):
 
     @contextlib.contextmanager
     def joining(self) -> Iterator[None]:
-        """Let nodes join, until the block ends, if a server of Flower's earlier interface waits for more of them."""
+        """Let nodes join, within the block, as soon as a server with Flower's ``ClientManager`` waits for more of them."""
 
         def around(original: Any, manager: Any, num_clients: int, *args: Any, **kwargs: Any) -> bool:
             while len(self.contexts) < min(num_clients, MOST_JOINED):
@@ -262,7 +262,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply; return it or an error reply, and the parameters that its undefended arrays hold, if known."""
+        """Defend a reply; return it, or an error reply, and the parameters in its arrays before, ``None`` if unknown."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):

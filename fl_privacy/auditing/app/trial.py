@@ -29,10 +29,10 @@ MOST_DETAILS, MOST_FIGURES = 12, 12
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSettings:
-    """Settings of the two runs of an app in which :func:`try_policy` compares a site's policy to none.
+    """Settings of the two runs of an app in :func:`try_policy`, without and with a site's policy.
 
     ``nodes``: number of clients; each has a gate, which checks its messages, and a ledger of its privacy budget.
-    ``run_config``, ``node_config``, ``mirror``: see ``fl_privacy.auditing.app.audit.AppAuditRequest``.
+    ``run_config``, ``node_config``: key=value pairs. ``mirror``: folder with copies of Hugging Face's data sets.
     """
 
     nodes: int = 4
@@ -58,8 +58,8 @@ class Course:
 def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[str]:
     """Run ``app`` without and with a site's ``policy`` on messages, and describe both runs in lines of text.
 
-    The app's code is executed in this process. Replies do not wait for the policy's ``every_seconds``. ``UserError`` if
-    the app can't be loaded, or lacks a key of ``settings.run_config``.
+    The app's code is executed in this process. The policy's waiting time (``every_seconds``) is skipped. ``UserError``
+    if the app can't be loaded, or lacks a key of ``settings.run_config``.
     """
     config = app.with_config(settings.run_config, settings.rounds)
     with contextlib.ExitStack() as stack:
@@ -103,7 +103,7 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
 
 
 class CountingGrid(LocalGrid):
-    """Grid that counts replies and errors."""
+    """Flower grid in this process that counts replies and errors."""
 
     def __init__(self, clients: range, app: ClientAppCallable, course: Course) -> None:
         super().__init__(clients, app)  # type: ignore[arg-type]
