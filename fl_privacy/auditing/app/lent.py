@@ -74,7 +74,7 @@ def moved_names_lent() -> Iterator[list[str]]:
 
 
 def _module(stack: ExitStack, place: str) -> Any:
-    """Return the module or class ``place``; if there is none, make an empty module that lasts until ``stack`` closes."""
+    """Return the module or class ``place``; if missing, make an empty module that lasts until ``stack`` closes."""
     if not isinstance(found := attempt(partial(resolve_name, place)), Failure):
         return found
     made = sys.modules[place] = ModuleType(place)

@@ -467,9 +467,10 @@ class Drawing:
         return self.as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
 
     def fill(self, made: Path, asked: str = "", *, by_class: bool = False, suffix: str = "") -> None:
-        """Write made-up pictures to the folder ``made``, unless it exists, in subfolders if ``by_class`` or named like data.
+        """Write made-up pictures to the folder ``made``, unless it exists.
 
-        ``asked``: path that the app asked for. ``suffix``: kind of tables to name there instead, drawn on access.
+        They are in subfolders by class if ``by_class``, or if the name suggests a data set. ``asked``: path that the
+        app asked for. ``suffix``: kind of tables to name there instead, drawn on access.
         """
         if suffix:
             made.mkdir(parents=True, exist_ok=True)

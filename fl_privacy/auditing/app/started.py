@@ -246,7 +246,10 @@ class ScriptRunner:
         self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
-        """Run client ``partition``'s script until it would start Flower; return what it passes. ``UserError`` if it fails."""
+        """Run a script until it would start Flower, and return what it passes; ``UserError`` if it fails.
+
+        ``partition``, ``nodes``: number of the client that it starts, and number of clients.
+        """
         try:
             return self._run_from_places(path, arguments, partition, nodes)
         except (UserError, OSError):
@@ -415,9 +418,9 @@ class ScriptRunner:
         return value
 
     def _execute(self, path: Path, names: dict[str, Any], calls: _Calls) -> None:
-        """Run a script, or all cells of a notebook, with the global variables ``names``; ``calls`` records Flower's starts.
+        """Run a script, or all cells of a notebook; after a failed cell, the rest runs before the error is raised.
 
-        After a failed cell, the rest runs before the error is raised.
+        ``names``: global variables. ``calls``: record of Flower's starts.
         """
         failed, said = list[Exception](), list[str]()
         for cell in cells_of(path):

@@ -92,7 +92,7 @@ def _listed(folder: Path, names: Sequence[str]) -> Iterator[Path]:
 
 
 def allowed(values: Sequence[str | None], name: str, kind: str, choices: Sequence[object]) -> list[str]:
-    """Return the ``values`` that the option ``name`` accepts by its type or choices, without placeholders like ``PATH``."""
+    """Return the ``values`` that an option's ``kind`` (type) and ``choices`` allow, without ``PATH`` and the like."""
     found, blank = list[str](), {*re.split(r"[-_ ]", f"{name} {_BLANK}")}
     for each in filter(None, values):
         with suppress(ValueError):

@@ -78,7 +78,7 @@ def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda pa
 
 
 class Hooks:
-    """Functions ``hook(original, ...)`` that run in place of those that load data, and make up data that are missing."""
+    """Functions ``hook(original, ...)`` that run in place of those that load data; they make up missing data."""
 
     def __init__(self, drawing: Drawing, mirror: Callable[[str, object], bool]) -> None:
         self.drawing, self.mirror = drawing, mirror
@@ -216,7 +216,7 @@ class Hooks:
         return original(made, *args, **kwargs)
 
     def split(self, original: Any, dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
-        """Split made-up examples in proportion to ``lengths``, counts for the missing data; ``original`` does the split."""
+        """Split made-up examples in proportion to ``lengths``, counts for the missing data; ``original`` splits."""
         whole = self.drawing.asked and len(dataset) and all(isinstance(each, int | np.integer) for each in lengths)
         if whole and not any(lengths):  # more clients than drawn examples: those far behind get some again
             ends = np.arange(len(lengths))[:, None] * _LEAST + np.arange(_LEAST)
@@ -237,7 +237,7 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, size: int) -> Any:
-        """Return the indices below ``size``, the number of made-up examples; if none is, some of them modulo ``size``."""
+        """Return the indices below ``size``, the number of made-up examples; if none is, some of them modulo it."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
         if self.drawing.asked and size and listed and max(indices) >= size:
             return [each for each in indices if each < size] or [each % size for each in list(indices)[:size]]
@@ -260,7 +260,7 @@ class Hooks:
         return original(path, *args, **kwargs)
 
     def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
-        """Search files by a pattern (``original``); if no table is found, return the name of one that can be made up."""
+        """Search files by a pattern (``original``); if no table is found, yield the name of one that can be drawn."""
         place = Path(*map(str, given))
         root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
         tables = place.suffix.lower() in stand_in.DRAWN and root != place
@@ -328,7 +328,7 @@ class Hooks:
         return original(path, *args, **kwargs) or drawn
 
     def is_folder(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
-        """Stand in for ``os.path.isdir`` (``original``): ``True`` also for a missing data folder without which the app ends."""
+        """Return ``True`` for a folder, or for a missing data folder without which the app ends."""
         if original(path, *args, **kwargs):
             return True
         place = Path(path) if is_missing(path) and not Path(path).suffix else None

@@ -55,7 +55,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptReply(WatchedReply):
-    """A reply to a training message; ``sent``: arrays that the client got (by record/name). The rest repeats its work."""
+    """A reply to a training message, the arrays ``sent`` to the client (by record/name), and what asking again needs."""
 
     message: Message
     context: Context
@@ -186,7 +186,7 @@ class TappedGrid(LocalGrid):
 
     @contextlib.contextmanager
     def joining(self) -> Iterator[None]:
-        """Let nodes join, within the block, as soon as a server with Flower's ``ClientManager`` waits for more of them."""
+        """Let nodes join, within the block, if a server with a Flower ``ClientManager`` waits for more of them."""
 
         def around(original: Any, manager: Any, num_clients: int, *args: Any, **kwargs: Any) -> bool:
             while len(self.contexts) < min(num_clients, MOST_JOINED):
@@ -262,7 +262,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply; return it, or an error reply, and the parameters in its arrays before, ``None`` if unknown."""
+        """Defend a reply; return it, or an error reply, and which parameters its arrays held before, if known."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):
