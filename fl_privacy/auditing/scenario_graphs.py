@@ -143,8 +143,7 @@ class Balls:
 class UnknownEdges:
     """Search for a graph, nodes and edges, that explains the gradient of a network passing messages along edges.
 
-    Neighborhoods grow by an edge at a time, and are kept if their layers' inputs lie in gradients' row spaces (GRAIN,
-    arXiv 2503.01838, sec. 4). Least squares then count the largest ones.
+    See GRAIN (arXiv 2503.01838, sec. 4).
     """
 
     def __init__(self, trial: GraphTrial, widths: Sequence[int], noise: float) -> None:

@@ -137,11 +137,7 @@ class Inferred:
 
 
 def inferred(network: nn.Module, update: SavedUpdate, shape: tuple[int, ...], num_classes: int) -> Inferred:
-    """Infer learning rate, numbers of steps and examples, and shares of classes before an attack.
-
-    The change of the output layer's bias is -rate (p - c): p are the mean softmax outputs, c the shares of classes.
-    Classes that the batch lacks have c = 0, so their change gives the rate, and then c.
-    """
+    """Infer learning rate, numbers of steps and examples, and shares of classes before an attack."""
     counted = [int((v - update.sent.buffers[n]).max()) for n, v in update.buffers.items() if n.endswith(_COUNTER)]
     if min(counted, default=0) < 0:
         raise UserError(
@@ -160,6 +156,7 @@ def inferred(network: nn.Module, update: SavedUpdate, shape: tuple[int, ...], nu
     with torch.no_grad():
         values = {**update.sent.parameters, **update.sent.buffers}
         likely = functional_call(detached_copy(network).eval(), values, (noise,)).double().softmax(1).mean(0)
+    # the bias changes by -rate (p - c) for mean softmax outputs p and classes' shares c: absent ones give the rate
     step = gradient[bias].double()
     absent = step > 0
     known = replace(known, backwards=num_classes > 3 and int((step < 0).sum()) == num_classes - 1)

@@ -249,7 +249,7 @@ def _inputs(
 def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None:
     """Solve ``own`` for the inputs (B, C, H, W) of a convolution; ``None`` if too much is left open.
 
-    Known outputs, and inputs that are ``shown``, determine the directions that the gradient does not show, if any.
+    ``shown``: known inputs, for directions that the gradient does not show.
     """
     layer, gates, left = front.layer, front.gates, own.left[0]
     values, vectors = torch.linalg.eigh(left.T @ left)

@@ -272,7 +272,7 @@ def is_muted(weight: Tensor, shade: Tensor) -> bool:
     """Return whether columns of a layer's gradient are zero, probably because a defense mutes them.
 
     They are also zero if all images have the pixel value that enters the layer as zero (``shade``). Columns with a
-    shade outside of (0, 1) do not count, since images often share such values.
+    shade outside of (0, 1), which images often share, do not count.
     """
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 

@@ -63,8 +63,8 @@ def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
 def independent_directions(features: Tensor, start: Tensor, *, iterations: int) -> Tensor:
     """Find V victims' directions (V, B, B) whose products with ``features`` (V, B, n) are independent.
 
-    The products are also heavy-tailed. The search starts from the orthogonal ``start`` (V, B, B), with ``iterations``
-    of FastICA (Hyvarinen 1999) and as many quasi-Newton steps on the likelihood (Ablin et al. 2018, "Picard").
+    The products are also heavy-tailed. ``start``: orthogonal directions (V, B, B). ``iterations``: number of steps of
+    FastICA (Hyvarinen 1999), and of quasi-Newton steps after it (Ablin et al. 2018, "Picard").
     """
     centered = features - features.mean(2, keepdim=True)
     values, vectors = torch.linalg.eigh(centered @ centered.mT / centered.shape[2])
@@ -143,10 +143,9 @@ class CocktailParty(GroupAttack):
     """Attack that separates the images of a batch in a first layer's gradient by independent component analysis.
 
     Components are chosen whose differences of neighboring pixels are independent and heavy-tailed (Kariyappa et al.,
-    ICML 2023, "Cocktail Party Attack"). They are then refined until they reproduce the gradient: behind a ReLU by the
-    zeros of the gradient (:func:`fl_privacy.attacks.exact.spear.factors_near`), behind a smooth activation by the rest
-    of the network (:mod:`fl_privacy.attacks.exact.unmixing`). The layer needs at least as many outputs as examples, and
-    images that look like photographs.
+    ICML 2023, "Cocktail Party Attack"). They are then refined until they reproduce the gradient, by the zeros of a ReLU
+    behind the layer or by the rest of the network. The layer needs at least as many outputs as examples, and images
+    that look like photographs.
 
     Attributes:
         iterations: number of steps of FastICA, and of quasi-Newton steps after it.

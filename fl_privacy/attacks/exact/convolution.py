@@ -420,8 +420,8 @@ Shown = tuple[Tensor, Tensor]
 def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
     """Solve ``equations`` for V victims' inputs (V, C, H, W), and return them with their relative residual (V,).
 
-    Before, elements of the ReLU masks in ``equations`` that rounding may have set wrongly are flipped in place while
-    this lowers the residual. ``shown``: values of the inputs known from elsewhere.
+    The ReLU masks in ``equations`` are first corrected in place (:func:`turn_gates`). ``shown``: values of the inputs
+    known from elsewhere.
     """
     for own in equations:
         turn_gates(own)

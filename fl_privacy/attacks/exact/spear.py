@@ -1,8 +1,4 @@
-"""Reconstruct a batch behind a ReLU from G = D X^T with a half-zero D (SPEAR, Dimitrov et al. 2024).
-
-For a layer z = W x + b, D = dL/dz (M, B) is zero at silent neurons, X (N, B) are the inputs, g = D 1 is the bias's
-gradient, and D = L Q with an orthonormal basis L of the columns of G.
-"""
+"""Reconstruct a batch behind a ReLU from G = D X^T with a half-zero D (SPEAR, Dimitrov et al. 2024)."""
 
 import itertools
 from collections.abc import Iterator
@@ -13,6 +9,9 @@ from torch import Tensor
 
 from fl_privacy.attacks.attack import timely
 from fl_privacy.attacks.gradient_inversion.infer_client import precision_of
+
+# For a layer z = W x + b, D = dL/dz (M, B) is zero at silent neurons, X (N, B) are the inputs, g = D 1 is the bias's
+# gradient, and D = L Q with an orthonormal basis L of the columns of G.
 
 AGREEMENT = 0.99
 """Share of the signs in front of a ReLU that have to match the zeros behind it; wrong images match in about half."""
@@ -68,12 +67,12 @@ def column_space(weight: Tensor, count: int) -> Tensor | None:
 def columns_of(weight: Tensor, most: int) -> Tensor | None:
     """Return an orthonormal basis, in R columns, of the column space of a weight's gradient, in float64.
 
-    ``None`` if the rank R, up to rounding in the gradient's own precision, is above ``most``. After Halko et al. 2011.
+    ``None`` if the rank R, up to rounding in the gradient's own precision, is above ``most``.
     """
     gradient = weight.double()
     rng = torch.Generator().manual_seed(0)
     mixed = torch.randn(gradient.shape[1], most + _SPARE, generator=rng, dtype=torch.float64).to(gradient.device)
-    basis = torch.linalg.qr(gradient @ mixed)[0]
+    basis = torch.linalg.qr(gradient @ mixed)[0]  # after Halko et al. 2011
     directions, values, _ = torch.linalg.svd(basis.T @ gradient, full_matrices=False)
     rank = int((values > _RANK * values[0]).sum())
     if rank > most and (kind := precision_of(weight)) in (torch.float16, torch.bfloat16):

@@ -1,7 +1,4 @@
-"""Copies of a client's examples in its replies: unchanged, reshaped, reordered, scaled, among bytes, or as text.
-
-Equal numbers count as evidence by their improbability: zeros and ones prove little, a row of measurements does.
-"""
+"""Copies of a client's examples in its replies: unchanged, reshaped, reordered, scaled, among bytes, or as text."""
 
 import io
 import json
@@ -77,8 +74,8 @@ def _copies(rows: int, of: int, how: str) -> str:
 def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int]) -> tuple[int, int] | None:
     """Return how many columns ``array``, (N,) or (N, f), has, and how many the table has that contains all of them.
 
-    Values of a column may be repeated and in any order. Columns with too few different values are skipped, but at least
-    half must be compared. ``None`` if no table of ``tables`` (N, F) fits. ``counts``: possible numbers N of examples.
+    Values of a column may be repeated and in any order; columns with too few different values do not count. ``None`` if
+    no table of ``tables`` (N, F) fits. ``counts``: possible numbers N of examples.
     """
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or len(array) < LEAST_ROWS or not array.size:
         return None

@@ -89,8 +89,7 @@ class Watched:
 class OnlyExamples:
     """Limits a training to one batch: ``number`` examples of its data loaders, from the example ``first`` on.
 
-    ``at_call``: ``True`` if the training has no loaders. Tensors are then cut when they enter modules before the first
-    step, and tensors of the same length, such as targets, when a function combines them with outputs.
+    ``at_call``: ``True`` if the training has no loaders; tensors are then cut when they are passed to modules.
     """
 
     first: int = 0
@@ -144,13 +143,13 @@ class TrainingWatch:
     def met(self, args: Any, kwargs: Any, *, enters: bool = False) -> tuple[Any, Any]:
         """Return the arguments of a call that is about to run, with batches cut to the chosen examples.
 
-        Arguments are cut if they enter a module (``enters``), or if one was computed from a cut batch; after the
-        optimizer's first step, nothing is cut.
+        ``enters``: ``True`` if they enter a module.
         """
         if self._recorder is not None and self._depth == 0:
             self._recorder.begin(args)
         if self._span is None or self._depth or self.seen.optimizers:
             return args, kwargs
+        # other functions' arguments are cut, such as targets, if one was computed from a cut batch
         if not enters and not any(id(t) in self._derived for t in tensors_in((args, kwargs))):
             return args, kwargs
         start, stop, size = self._span

@@ -344,14 +344,15 @@ def compare(before: Measurement, now: Measurement) -> Comparison:
 def sign_flip_p(sums: np.ndarray) -> float:
     """Return the one-sided p-value of the sum of ``sums`` (G,), if each of these has a random sign.
 
-    ``sums``: one for each independent group. See Fisher 1935, "The Design of Experiments", section 21. With more than
-    ``EXACT`` groups it is estimated from 2^14 draws, which include the observed signs (Phipson and Smyth 2010).
+    ``sums``: one for each independent group. See Fisher 1935, "The Design of Experiments", section 21. The p-value is
+    estimated if there are more than ``EXACT`` groups.
     """
     count = len(sums)
     if count <= EXACT:
         flips = 1 - 2 * ((np.arange(1 << count)[:, None] >> np.arange(count)) & 1)
     else:
         flips = np.random.default_rng(0).choice((-1, 1), (1 << EXACT, count))
+        # the draws include the observed signs (Phipson and Smyth 2010)
         flips[0] = 1
     slack = 1e-9 * np.abs(sums).sum()
     return float(np.mean(flips @ sums >= sums.sum() - slack))

@@ -158,12 +158,10 @@ def pays(outputs: int, inputs: int, positions: int) -> bool:
 
 
 def factorize(value: Tensor, rank: int) -> Factors | None:
-    """Return the factors of V victims' ``value``, by random projections (Halko, Martinsson, Tropp 2011, Alg. 4.1).
-
-    ``None`` if the rank of a victim's matrix is above ``rank``, as after noise or pruning.
-    """
+    """Return factors of V victims' ``value``; ``None`` if a matrix's rank is above ``rank``, as after pruning."""
     columns = min(rank + _SPARE, *value.shape[1:])
     probe = torch.randn(value.shape[2], columns, generator=torch.Generator().manual_seed(0)).to(value)
+    # Halko, Martinsson, Tropp 2011, Alg. 4.1
     left = torch.linalg.qr(value @ probe).Q
     right, core = torch.linalg.qr(value.mT @ left)
     residual = torch.baddbmm(value, left @ core.mT, right.mT, alpha=-1).flatten(1).norm(dim=1)

@@ -271,8 +271,8 @@ def frozen_copy(
 ) -> nn.Module:
     """Return a frozen copy of ``model`` with the values ``sent``, for an attack to differentiate through it.
 
-    Layers are in the modes of the client's ``plan``, but dropout is off, since its masks are unknown, and spectral norm
-    runs no power iteration. No layer works in place; hard sigmoids have second derivatives.
+    Layers are in the modes of the client's ``plan``, but dropout is off, and spectral norm runs no power iteration. No
+    layer works in place; hard sigmoids have second derivatives.
     """
     copied = detached_copy(model).to(device=device, dtype=dtype).train(plan.mode == "train").requires_grad_(False)
     with torch.no_grad():
