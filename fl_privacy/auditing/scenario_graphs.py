@@ -141,10 +141,7 @@ class Balls:
 
 
 class UnknownEdges:
-    """Search for a graph, nodes and edges, that explains the gradient of a network passing messages along edges.
-
-    See GRAIN (arXiv 2503.01838, sec. 4).
-    """
+    """Search for a graph that explains the gradient of a message-passing network (GRAIN, arXiv 2503.01838, sec. 4)."""
 
     def __init__(self, trial: GraphTrial, widths: Sequence[int], noise: float) -> None:
         self.trial, self.filters, self.pools = trial, defaultdict[int, list[Layer]](list), list[tuple[str, nn.Module]]()

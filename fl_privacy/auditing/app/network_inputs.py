@@ -66,7 +66,7 @@ class CodeSizes:
 
     @classmethod
     def of(cls, files: Iterable[SourceFile], drawing: stand_in.Drawing, config: Mapping[str, object]) -> "CodeSizes":
-        """Collect sizes of inputs from the code in ``files``, the shape that ``drawing`` found, and the run config."""
+        """Collect input sizes from the code in ``files``, the shape that ``drawing`` found, and the run ``config``."""
         sides, losses = list[Any](), Counter[str]()
         pairs: list[tuple[str, Any]] = [(key.replace("-", "_"), value) for key, value in config.items()]
         texts = list[str]()

@@ -369,7 +369,7 @@ _SUFFIX, _NEAR = re.compile(r"\.(csv|tsv|xlsx?|parquet|feather|np[yz]|png|jpe?g|
 
 
 def ends_without() -> bool | None:
-    """Return whether the app ends if the file that it is looking for is missing; ``None`` if its code does not show it.
+    """Return whether the app ends if the file that it is looking for is missing; ``None`` if it does not say.
 
     The ``if``, ``assert`` or ``try`` around the app's current line decides.
     """

@@ -346,10 +346,7 @@ def _unnumbered(path: Path, folder: Path) -> str:
 def _guessed(
     trees: Sequence[ast.Module], stated: Callable[[Sequence[str]], list[str]], *, of_client: bool
 ) -> Iterator[str]:
-    """Yield command-line words that set the options without a usable default in parsers of the scripts ``trees``.
-
-    ``stated(flags)`` lists the values that the project's files give for an option.
-    """
+    """Yield words of a command line with options that have no usable default; ``stated(flags)`` lists known values."""
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]

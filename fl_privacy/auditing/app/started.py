@@ -391,10 +391,7 @@ class ScriptRunner:
         return UserError(f"{said}; its arguments were {given or 'none'}: name them by --client-args or --server-args.")
 
     def _variable(self, partition: int, nodes: int, original: Any, environ: Any, key: str) -> str:
-        """Return the environment variable ``key``; if the app needs a missing one, a stated or else a plausible value.
-
-        Stated values are those that commands in the project set. ``original``: the usual look-up in ``environ``.
-        """
+        """Return the variable ``key``; if the app needs a missing one, what the project's commands set, or a usual value."""
         with suppress(KeyError):
             return original(environ, key)
         asked, asker = sys._getframe(2), caller("<frozen")  # the frame between is the hook's
@@ -418,10 +415,7 @@ class ScriptRunner:
         return value
 
     def _execute(self, path: Path, names: dict[str, Any], calls: _Calls) -> None:
-        """Run a script, or all cells of a notebook; after a failed cell, the rest runs before the error is raised.
-
-        ``names``: global variables. ``calls``: record of Flower's starts.
-        """
+        """Run a script, or all cells of a notebook, with global ``names``; a cell's error is raised after the last cell."""
         failed, said = list[Exception](), list[str]()
         for cell in cells_of(path):
             try:
@@ -442,10 +436,7 @@ class ScriptRunner:
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
-    """Answer a script's ``prompt`` from the standard input (``original``) or, if it is closed, by a likely answer.
-
-    ``asked``: how often each prompt came; each time, the next answer is tried.
-    """
+    """Answer a script's ``prompt`` from the standard input or, if it is closed, by the next of the likely answers."""
     with suppress(EOFError, RuntimeError, OSError):
         return original(prompt)
     text = str(prompt)
