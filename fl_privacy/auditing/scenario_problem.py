@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -122,6 +123,9 @@ class StepProblem:
         found = ((self.names[name], value) for name, value in tensors.items() if name in self.names)
         own = {name: laid_out(self.model, name, value) for name, value in found}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
+        buffers = {name: v for name, v in own.items() if name in self.sent.buffers}
+        if plan.shares == "delta":
+            buffers = {name: self.sent.buffers[name] + value for name, value in buffers.items()}
         if not parameters:
             raise NotAttackedError(
                 "what is uploaded was not understood: by values, names and places none of its arrays is a parameter of"
@@ -132,7 +136,7 @@ class StepProblem:
             id=VictimId(1, 0, number),
             model=self.model,
             sent=self.sent,
-            upload=Upload(tensors=parameters, num_examples=len(self.truth)),
+            upload=Upload(tensors=parameters, num_examples=len(self.truth), buffers=buffers),
             plan=plan,
             input_shape=self.input_shape,
             num_classes=self.num_classes,
@@ -143,9 +147,13 @@ class StepProblem:
 
     def observed_reply(self, number: int, reply: WatchedReply, *, uploaded: bool) -> Observation:
         seen = reply.watched
-        if not uploaded:
-            return self.observed(number, seen.gradients, gradient_plan(seen))
-        return self.observed(number, reply.tensors(), plan_of(seen, reply.matched, len(self.truth)))
+        if uploaded:
+            return self.observed(number, reply.tensors(), plan_of(seen, reply.matched, len(self.truth)))
+        found = self.observed(number, seen.gradients, gradient_plan(seen))
+        with suppress(NotAttackedError):  # running statistics of batch norm leave in any case
+            leaving = self.observed_reply(number, reply, uploaded=True).upload
+            found = replace(found, upload=replace(found.upload, buffers=leaving.buffers))
+        return found
 
 
 def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
@@ -391,7 +399,7 @@ def _loss(
         width = _width(program, output)
         from_output, asked = program.depends_on({output}), program.depends_on({target})
         used = [call for call in later if from_output.intersection(call.taken) and asked.intersection(call.taken)]
-        if len(later) == 1 and _is_plain(used[0]):
+        if len(later) == 1 and used[0].is_plain_cross_entropy:
             return output, CROSS_ENTROPY, labels
         target, labels = _as_compared(program, used[0], asked - from_output, target)
         if labels.shape == (batch, width) and width > 1 and not labels.is_floating_point():
@@ -436,14 +444,6 @@ def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tens
     if any(pull is not None and pull.any() for pull in pulls):
         raise ValueError("a penalty on parameters has a gradient of its own")
     return {name: value.detach() for name, value in own.items()}
-
-
-def _is_plain(call: Call) -> bool:
-    if call.function not in (F.cross_entropy, F.nll_loss):
-        return False
-    options = {**call.kwargs, **dict(zip(("input", "target", "weight", "size_average"), call.args, strict=False))}
-    plain = options.get("weight") is None and options.get("reduction", "mean") == "mean"
-    return plain and not options.get("label_smoothing", 0.0) and options.get("ignore_index", -100) == -100
 
 
 def _made(program: Program, output: int | None, seed: int = 0) -> Tensor:

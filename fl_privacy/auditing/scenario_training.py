@@ -56,7 +56,7 @@ def observed_training(client: WatchedReply, problem: StepProblem, number: int, v
             return replace(observation, upload=replace(observation.upload, num_examples=number)), said
     observation = problem.observed(victim, _mean_gradient(client), gradient_plan(seen))
     said = f"The attacker takes the change in {seen.steps} steps as one gradient, of {number} examples."
-    return replace(observation, upload=replace(observation.upload, num_examples=number)), said
+    return replace(observation, upload=replace(observation.upload, num_examples=number, buffers={})), said
 
 
 def _mean_gradient(client: WatchedReply) -> Tensors:

@@ -302,6 +302,20 @@ def test_evaluation_mode_is_a_rung_where_it_makes_a_difference(tmp_path: Path) -
     assert next(each["rung"] for each in plain["rungs"]) == "gradient"
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_pairs_behind_batch_norm_are_reconstructed_from_running_statistics(tmp_path: Path, optimizer: str) -> None:
+    """Each upload of two examples, the fewest that its code takes, also holds their mean and variance."""
+    layers = "nn.Linear(36, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.3)"
+    client = PLAIN.replace("nn.Linear(36, 24), nn.Sigmoid()", layers).replace("nn.Linear(24", "nn.Linear(64")
+    if optimizer == "Adam":
+        client = client.replace("torch.optim.SGD", "torch.optim.Adam").replace(", momentum=0.9", "")
+    record = audited(tmp_path, f"app_pairs_{optimizer.lower()}", client, only=("gradient", "one"))
+    for name in ("gradient", "one"):
+        assert rung(record, name)["counts"]["read"] == 4, rung(record, name)
+        assert not rung(record, name)["control"]["read"]
+
+
 def test_figures_of_columns_and_histograms_are_facts() -> None:
     ages = np.array([20.5, 31.0, 44.0, 44.0, 61.5, 70.0])
     loaded = Loaded(columns={"age": ages})

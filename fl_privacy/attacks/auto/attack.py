@@ -90,7 +90,7 @@ def invert_features(state: StageState, report: Report) -> Found | None:
 def _has_equations(first: Observation) -> bool:
     known = first.knowledge
     transformed = any(isinstance(part.effect, Transformed) for part in known.defense or ())
-    return known.features is None and known.bounds is None and not transformed
+    return known.features is None and not transformed
 
 
 def _rounds(state: StageState) -> int:
@@ -99,7 +99,8 @@ def _rounds(state: StageState) -> int:
 
 def separate(state: StageState, report: Report) -> Found | None:
     """Reconstruct batches by :class:`CocktailParty`; descents start from uncertain ones. ``None`` if inapplicable."""
-    if not _has_equations(state.group.first) or state.group.first.upload.num_examples == 1:
+    first = state.group.first
+    if not _has_equations(first) or first.knowledge.bounds is not None or first.upload.num_examples == 1:
         return None
     attack = CocktailParty(steps=min(20, _rounds(state)))
     found = attack(list(state.victims.values()), seed=state.seed, progress=_in_units(report))

@@ -11,11 +11,11 @@ from torch import Tensor, fx, nn
 from fl_privacy.attacks.adaptive.constraints import beyond_cut
 from fl_privacy.attacks.attack import Report, even_share, in_parts, part_of, timely
 from fl_privacy.attacks.exact import certificate, first_layer
-from fl_privacy.attacks.exact.batch_norm import known_by_statistics
+from fl_privacy.attacks.exact.batch_norm import Centered, centered, find_normalized_outputs, known_by_statistics
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, probe_first_layer
 from fl_privacy.attacks.exact.r_gap import WRONG, LayerChain, find_chain, recursed
 from fl_privacy.attacks.exact.residual import Known, Residual, find_residual, known_between
-from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
+from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, orthogonal_factors, sparse_factors
 from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, expect_gradient, failed, read_group
 from fl_privacy.attacks.gradient_inversion.priors import of_batch
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
@@ -197,6 +197,9 @@ def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 BLOCKS = "exact behind residual blocks"  # name of the sub-attack that solves for one image behind residual blocks
+_UNDETERMINED = "Batch norm's statistics are expected to determine the covariance, but do not; use attack=auto."
+_UNTURNED = "The examples are known up to a rotation of their differences; use attack=auto."
+_IN_PART = "Only some of the batch's examples are determined by the update, or all but for a shift that they share."
 _UNKNOWN = "The equations of one image are expected, but those of the layers disagree; use attack=auto."
 _Source = first_layer.FirstLayer | first_layer.PatchEmbedding | LayerChain | Residual
 _TOGETHER = 16  # images behind convolutions that are solved for at once
@@ -265,6 +268,8 @@ class ExactInversion(GroupAttack):
         return self.solved_once(self._solve, group, seed, report, used=cuts)
 
     def _solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        if find_normalized_outputs(group.first) is not None:
+            return read_group(group, self._behind_outputs_norm, name="exact", seed=seed, report=report)
         expect_gradient(group.first)
         source = _source(group.first)
         if isinstance(source, LayerChain):
@@ -275,16 +280,48 @@ class ExactInversion(GroupAttack):
         model = certificate.model_as_sent(group.first)
 
         def read(observation: Observation, rng: torch.Generator, report: Report) -> Reconstruction:
-            if not as_gradient(observation)[source.names[-1]].any():
+            own = find_normalized_layer(observation) if isinstance(source, NormalizedLayer) else source
+            if own is None or not as_gradient(observation)[source.names[-1]].any():
                 return failed(
                     observation, f"{source.names[-1]} is expected, but its gradient is zero; check the upload."
                 )
             victim = certificate.Reproduction(observation, model)
-            if isinstance(source, first_layer.PatchEmbedding):
-                return certificate.certified(victim, first_layer.solve(source, as_gradient(observation)))
-            return certificate.certified(victim, self._connected(victim, source, rng, report))
+            if isinstance(own, first_layer.PatchEmbedding):
+                return certificate.certified(victim, first_layer.solve(own, as_gradient(observation)))
+            return certificate.certified(victim, self._connected(victim, own, rng, report))
 
         return read_group(group, read, name="exact", seed=seed, report=report)
+
+    def _behind_outputs_norm(self, observation: Observation, rng: torch.Generator, report: Report) -> Reconstruction:
+        count, layer = observation.upload.num_examples, find_normalized_outputs(observation)
+        if count > 2:
+            expect_gradient(observation)
+        known = None if layer is None else centered(observation, layer)
+        if layer is None or known is None:
+            return failed(observation, _UNDETERMINED)
+        read = self._turned(known, rng, report)
+        if read is None:
+            return failed(observation, _UNTURNED)
+        inputs, whole = read
+        images = layer.pixels(inputs).reshape(count, *observation.input_shape)
+        sure = known.sure and whole and known.left < certificate.ROUNDING
+        victim = certificate.Reproduction(observation, certificate.model_as_sent(observation))
+        found = certificate.certified(victim, certificate.Read(images, False, known.left, confirmed=sure))
+        return found if whole else replace(found, certainty=Certainty.APPROXIMATE, notes=(*found.notes, _IN_PART))
+
+    def _turned(self, known: Centered, rng: torch.Generator, report: Report) -> tuple[Tensor, bool] | None:
+        """Return a batch's inputs (B, N), and ``True`` if they are determined; ``None`` if no example is found."""
+        if known.count == 2:
+            return known.inputs(known.center.new_tensor([[1.0, 1.0], [-1.0, 1.0]]))
+        best, fewest = None, known.joined.shape[1]
+        searched = orthogonal_factors(known.joined, known.values, known.count, rng=rng, starts=self.starts)
+        for step, (rows, missing) in zip(timely(range(self.rounds)), searched, strict=False):
+            report(step / self.rounds)
+            if missing < fewest and (found := known.inputs(rows)) is not None:
+                best, fewest = (found[0], found[1] and missing <= 2), missing
+            if fewest <= 2:
+                break
+        return best
 
     def _connected(
         self, victim: certificate.Reproduction, layer: first_layer.FirstLayer, rng: torch.Generator, report: Report

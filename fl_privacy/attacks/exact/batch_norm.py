@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from fl_privacy.attacks.attack import timely
-from fl_privacy.attacks.exact import residual
+from fl_privacy.attacks.exact import certificate, first_layer, residual
 from fl_privacy.attacks.exact.certificate import least_squares
 from fl_privacy.attacks.exact.convolution import (
     MOST_NUMBERS,
@@ -40,7 +40,13 @@ from fl_privacy.attacks.exact.residual import (
     links,
     misses,
 )
-from fl_privacy.types import Tensors
+from fl_privacy.attacks.exact.spear import TURNED
+from fl_privacy.attacks.gradient_inversion.priors import of_batch
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.models.gradients import frozen_copy
+from fl_privacy.models.gradients.choose_method import number_of_steps
+from fl_privacy.models.gradients.hooks import entering, leaving
+from fl_privacy.types import LocalPlan, Observation, Tensors
 
 _ROUNDS = 12  # most corrections of the silent values; five reach the rounding of single precision
 _SCALED = 1e-2  # largest relative residual of a norm's equations for the images' scales; rounding leaves 1e-5
@@ -51,6 +57,7 @@ _FALLS = 0.9  # least factor by which a correction lowers the residual
 _NONE = 1e-10  # eigenvalues below this share of the largest are rounding
 _MOST_OPEN = 0.7  # largest number of unknowns along such directions for each known output
 _LEAST_WEIGHT = 1e-4  # weights of a norm below this share of the largest show no values in front of it
+_ROUNDED = 1e-6  # singular values below this share of the largest are rounding in single precision
 _MOST_SCALE = 3.0  # largest factor by which silent values are scaled to their variance
 
 
@@ -275,3 +282,200 @@ def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None
     rest = front.known * front.deviation + front.offset - layer.outputs(found)
     right = across(rest, sums - often * found)
     return found + along(conjugate_gradients(normal, right, torch.ones_like(right)))
+
+
+_SPARE = 8  # equations beyond the unknowns that confirm a solution
+_NOISE = 3.0  # differences have singular values above this multiple of those that are rounding
+_FAINT = (0.0, 1e-5, 1e-2)  # shares of the largest gradient up to which dropout or weight decay may hide a sign
+_STARTS, _REFLECTIONS, _TURNS = 64, 600, 60  # starts and steps of a search for signs, and corrections of each
+_AT_LIMIT = 1e-3  # distance from a limit, as a share of the range, at which an input is determined by it
+_DISAGREES = 0.1  # relative residual of mean and variance above which they are of other examples, or noise
+_LEAST_SQUARE = 1e-3  # variance below which errors are not relative, as a share of the mean
+_INSIDE = 500  # corrections of a mean input that the outputs leave open
+
+
+@dataclass(frozen=True, eq=False)
+class NormalizedOutputs(first_layer.FirstLayer):
+    """A first fully connected layer, with or without bias, whose outputs batch norm at ``norm`` normalizes."""
+
+    norm: str
+    mean: Tensor  # (M,) of the batch's outputs
+    variance: Tensor
+
+
+def find_normalized_outputs(observation: Observation) -> NormalizedOutputs | None:
+    """Find such a layer of a batch that made one step; ``None`` if it or the norm's statistics are missing."""
+    plan, sent, size = observation.plan, observation.assumed(), observation.upload.num_examples
+    one_step = plan.shares == "gradient" or number_of_steps(size, plan) == 1
+    if plan.batch_norm != "train" or not one_step or size == 1 or not observation.upload.buffers:
+        return None
+    seen = first_layer.probe_first_layer(observation.model, sent, observation.input_shape)
+    if not isinstance(seen.module, nn.Linear) or not seen.one_by_one or seen.black.shape != (seen.random.numel(),):
+        return None
+    evaluating, like = LocalPlan(batch_norm="eval"), seen.black
+    model = frozen_copy(observation.model, sent, evaluating, device=like.device, dtype=like.dtype).eval()
+    kind = nn.modules.batchnorm._BatchNorm
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, kind) and module.affine}
+    with torch.no_grad(), leaving({seen.name: model.get_submodule(seen.name)}) as left, entering(norms) as entered:
+        model(seen.random[None])
+    norm = next((each.name for each in entered if torch.equal(each.inputs, left[0].output)), "")
+    names = [f"{norm}.running_{kind}" for kind in ("mean", "var")]
+    if not all(name in sent.buffers and name in observation.upload.buffers for name in names):
+        return None
+    if not (found := of_batch(observation, norm, size)):
+        return None
+    parameters, scale = (f"{seen.name}.weight", f"{seen.name}.bias"), seen.white - like
+    return NormalizedOutputs(*parameters, like, scale, norm, *(found[name] for name in names))
+
+
+@dataclass(frozen=True, eq=False)
+class Centered:
+    """Batch of B examples behind :class:`NormalizedOutputs`, up to a rotation of their differences in R dimensions.
+
+    The inputs are ``center + P @ differences`` for a P (B, R) with orthonormal columns whose sums are 0.
+    """
+
+    count: int
+    center: Tensor  # mean input (N,), of least norm if the layer's M outputs leave it open
+    differences: Tensor  # basis (R, N) of the inputs' differences
+    joined: Tensor  # gradient (M, R + 1) of a layer with the orthogonal inputs (P, 1 / sqrt(B)) and the norm's outputs
+    values: Tensor  # weight (M, R + 1) of that layer
+    weight: Tensor  # weight (M, N) of the first layer
+    limits: tuple[Tensor, Tensor]  # least and largest inputs (N,)
+    left: float  # relative residual of the batch's mean and variance
+    sure: bool  # ``True`` if they have more equations than unknowns
+
+    def inputs(self, rows: Tensor) -> tuple[Tensor, bool] | None:
+        """Return the inputs (B, N) for the distinct ``rows`` (R + 1, R + 1) of (P, 1 / sqrt(B)), up to their lengths.
+
+        The second value is ``True`` if the mean is determined. ``None`` if rows are missing or not orthogonal.
+        """
+        rows = rows / rows.norm(dim=1, keepdim=True) * rows[:, -1:].sign()
+        times = (self.count * rows[:, -1].square()).round().clamp(1, self.count)
+        if len(rows) != self.joined.shape[1] or int(times.sum()) != self.count:
+            return None
+        roots = times.sqrt()[:, None]
+        own, even = rows[:, :-1], roots / self.count**0.5
+        if float((own @ own.T + even @ even.T - torch.eye(len(own)).to(own)).abs().max()) > TURNED:
+            return None
+        left, _, right = torch.linalg.svd(own - even @ (even.T @ own), full_matrices=False)
+        apart = left @ right / roots @ self.differences
+        center, determined = self._center(apart)
+        return (center + apart).repeat_interleave(times.long(), 0), determined
+
+    def _center(self, apart: Tensor) -> tuple[Tensor, bool]:
+        """Return the mean input (N,), within limits if outputs leave it open, and whether it is determined."""
+        rank = int(torch.linalg.matrix_rank(self.weight, rtol=_KEPT))
+        if rank == self.weight.shape[1]:
+            return self.center, True
+        inverse, (low, high) = torch.linalg.pinv(self.weight), self.limits
+        low, high = low - apart.amin(0), high - apart.amax(0)
+        found = middle = ((low + high) / 2).nan_to_num(0.0, 0.0, 0.0)
+        low, high = torch.minimum(low, middle), torch.maximum(high, middle)
+        for _ in timely(range(_INSIDE)):
+            exact = found + self.center - inverse @ (self.weight @ found)
+            found = torch.minimum(torch.maximum(exact, low), high)
+        free = (found - low).abs().minimum((high - found).abs()) > _AT_LIMIT * (high - low)
+        return exact, rank - int(free.sum()) >= _SPARE
+
+
+def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | None:
+    """Solve for a batch up to a rotation; ``None`` if its statistics do not determine its covariance.
+
+    For inputs X = 1 m^T + C, the gradient of the weight W spans the rows of C, since batch norm's slopes sum to 0. The
+    outputs' mean is W m + b, and their variances are the diagonal of W C^T C W^T / B.
+    """
+    count, sent, own = observation.upload.num_examples, observation.assumed().parameters, as_gradient(observation)
+    weight, norm = sent[layer.weight].double(), observation.model.get_submodule(layer.norm)
+    names = layer.weight, f"{layer.norm}.bias", f"{layer.norm}.weight"
+    if not own.keys() >= set(names):
+        return None
+    gradient, by_bias, by_scale = (own[name].double() for name in names)
+    scale, shift = (sent[f"{layer.norm}.{kind}"].double() for kind in ("weight", "bias"))
+    assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
+    deviation = (layer.variance + norm.eps).sqrt()
+    if not layer.variance.any() or not scale.all():
+        return None
+    solved = _differences(weight, gradient, count, layer.variance) if count > 2 else None
+    if count == 2:
+        solved = _one_difference(weight, gradient, by_scale * scale, layer.variance.sqrt())
+    if solved is None:
+        return None
+    differences, missed, spare = solved
+    outputs = layer.mean - sent[layer.bias].double() if layer.bias in sent else layer.mean
+    center = least_squares(weight, outputs[:, None])[:, 0]
+    missed = max(missed, float((weight @ center - outputs).norm() / deviation.norm()))
+    if missed > _DISAGREES:
+        return None
+    limits = layer.shift + layer.scale * certificate.limits_of(observation.model, layer.shift)
+    normalized = differences @ weight.T / deviation
+    behind = torch.linalg.pinv(differences).T @ gradient.T * deviation / scale + normalized * by_scale / count
+    return Centered(
+        count=count,
+        center=center,
+        differences=differences,
+        joined=torch.cat([behind.T, by_bias[:, None] / count**0.5], 1),
+        values=torch.cat([(scale * normalized).T, shift[:, None] * count**0.5], 1),
+        weight=weight,
+        limits=(limits.amin(0).double(), limits.amax(0).double()),
+        left=missed,
+        sure=min(spare, len(weight) - weight.shape[1]) >= _SPARE,
+    )
+
+
+def _one_difference(weight: Tensor, gradient: Tensor, by_scale: Tensor, sizes: Tensor) -> tuple[Tensor, float, int]:
+    """Return the difference (1, N) of two inputs, over the root of 2, from half the distances (M,) of their outputs.
+
+    Signs of these follow from signs of gradients, which Adam's steps keep; if there are enough, others are tried, too.
+    """
+    along = torch.linalg.svd(gradient, full_matrices=False)[2][0]
+    before, slopes = weight @ along, gradient @ along
+    starts, signs = [before.sign()], slopes.sign() * by_scale.sign()
+    for share in _FAINT:
+        clear = (slopes.abs() > share * slopes.abs().max()) & (by_scale.abs() > share * by_scale.abs().max())
+        first = least_squares(weight[clear], (signs * sizes)[clear, None])
+        starts.append(torch.where(clear, signs, (weight @ first)[:, 0].sign()))
+    spare, inverse = len(weight) - weight.shape[1], torch.linalg.pinv(weight)
+
+    def solved(signs: Tensor) -> tuple[Tensor, float]:
+        for _ in range(_TURNS):
+            outputs, last = signs * sizes[:, None], signs
+            lengths = before @ outputs / before.square().sum()
+            found = inverse @ (outputs - before[:, None] * lengths) + along[:, None] * lengths
+            signs = (weight @ found).sign()
+            if torch.equal(signs, last):
+                break
+        apart = ((weight @ found).abs() - sizes[:, None]).norm(dim=0) / sizes.norm()
+        return found[:, apart.argmin()], float(apart.min())
+
+    found, left = solved(torch.stack(starts, 1))
+    if left > certificate.ROUNDING and spare >= weight.shape[1]:
+        rng = torch.Generator().manual_seed(0)
+        state = torch.randn(len(weight), _STARTS, generator=rng, dtype=torch.float64).to(weight) * sizes[:, None]
+        for _ in timely(range(_REFLECTIONS)):  # as in phase retrieval (Elser 2003)
+            near = state.sign() * sizes[:, None]
+            state = state + weight @ (inverse @ (2 * near - state)) - near
+        found, left = min((found, left), solved(state.sign()), key=lambda pair: pair[1])
+    return 2**0.5 * found[None], left, spare
+
+
+def _differences(weight: Tensor, gradient: Tensor, count: int, variance: Tensor) -> tuple[Tensor, float, int] | None:
+    """Return a basis (R, N) of ``count`` inputs' differences, from the gradient's rows and the outputs' variance."""
+    _, sizes, right = torch.linalg.svd(gradient, full_matrices=False)
+    noise = torch.cat([_ROUNDED * sizes[:1], _NOISE * sizes[count - 1 :]]).max()
+    rank = min(count - 1, int((sizes > noise).sum()))
+    before, spare = weight @ right[:rank].T, len(weight) - rank * (rank + 1) // 2
+    if spare < 0 or not rank:
+        return None
+    first, second = torch.triu_indices(rank, rank)
+    products = before[:, first] * before[:, second] * torch.where(first == second, 1.0, 2.0).to(before)
+    shares = 1 / variance.clamp_min(_LEAST_SQUARE * variance.mean())[:, None]
+    products, squares = products * shares, count * variance[:, None] * shares
+    found = least_squares(products, squares)
+    form = weight.new_zeros(rank, rank)
+    form[first, second] = form[second, first] = found[:, 0]
+    values, vectors = torch.linalg.eigh(form)
+    if not values[0] > 0:
+        return None
+    missed = float((products @ found - squares).norm() / squares.norm())
+    return values.sqrt()[:, None] * vectors.T @ right[:rank], missed, spare

@@ -44,12 +44,16 @@ _NEARLY_SAME = 0.01  # errors of the outputs match those of classes up to this s
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Images (B, C, H, W) that solve a layer's equations; ``loss``: relative residual; ``unique``: no others do."""
+    """Images (B, C, H, W) that solve a layer's equations; ``loss``: relative residual; ``unique``: no others do.
+
+    ``confirmed``: ``True`` if redundant equations confirm them, whatever the rest of the network draws.
+    """
 
     images: Tensor
     unique: bool
     loss: float
     note: str = ""
+    confirmed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +210,7 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
     if labels is None:
         return without_labels(observation)
     apart = reproduction.distance(Batch(read.images, labels))
-    certainty = Certainty.CONSISTENT if reproduction.equals(apart) else Certainty.APPROXIMATE
+    certainty = Certainty.CONSISTENT if read.confirmed or reproduction.equals(apart) else Certainty.APPROXIMATE
     if read.unique and apart < (EXACT if len(read.images) == 1 else ROUNDING):
         certainty = Certainty.PROVEN
     solved = certainty is not Certainty.APPROXIMATE
@@ -252,6 +256,15 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
         f"The solution is not in [0, 1] but from {low:.3g} to {high:.3g}: the client's inputs have another scale; give"
         " it by input_range=.",
     )
+
+
+def limits_of(model: nn.Module, like: Tensor) -> Tensor:
+    """Return the least and the largest value (2, N) of each of N inputs, by the schema if they are a table's row."""
+    ends = torch.stack([torch.zeros_like(like), torch.ones_like(like)])
+    if (schema := schema_of(model)) is not None:
+        ends = (ends - schema.shift.to(ends)) / schema.scale.to(ends)
+        ends[:, schema.number_values] = schema.bounds.to(ends)
+    return ends
 
 
 def is_muted(weight: Tensor, shade: Tensor) -> bool:

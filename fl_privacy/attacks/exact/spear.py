@@ -4,6 +4,7 @@ For a layer z = W x + b, D = dL/dz (M, B) is zero at silent neurons, X (N, B) ar
 gradient, and D = L Q with an orthonormal basis L of the columns of G.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,8 +17,10 @@ from fl_privacy.attacks.gradient_inversion.infer_client import precision_of
 AGREEMENT = 0.99
 """Share of the signs in front of a ReLU that have to match the zeros behind it; wrong images match in about half."""
 
+TURNED = 1e-2  # largest distance of a rotation from orthogonality
 NEARLY = 0.9  # the same share if all images are right but for rounding, or few are wrong
 _ZERO = 1e-4  # elements of L q below this share of the largest are zeros of the ReLU
+_ACTIVE = 0.01  # slopes above this share of the largest are not zero
 _SAME = 1e-6  # directions are the same up to this distance of their cosine from 1
 _INDEPENDENT = 1e-3  # share of a direction that has to be new compared with those chosen before
 _RANK = 1e-6  # singular values below this share of the largest are rounding errors
@@ -94,15 +97,63 @@ def sparse_factors(
         basis: L (M, B), see :func:`columns_of`.
     """
     own = _Gradient(weight, bias, layer, basis)
-    search = _Search(own, rng, starts)
+    for search in _rounds(own, rng, starts):
+        few = search.chosen.shape[1] < basis.shape[1]
+        yield None if few else own.factors(own.improved(search.chosen, search.pool.directions))
+
+
+def orthogonal_factors(
+    weight: Tensor, values: Tensor, count: int, *, rng: torch.Generator, starts: int
+) -> Iterator[tuple[Tensor, int]]:
+    """Yield ever better factors of a gradient G = D Q, for D = dL/dz in front of a ReLU and orthogonal inputs Q.
+
+    The rows q of Q (R, R) are found up to their order, since G q is sparse; the last element of a row that occurs n
+    times among ``count`` is the root of n / ``count``. Rows whose slopes are lost in rounding are completed; up to two
+    of them are determined. Also yields the number of completed rows.
+
+    Args:
+        weight: G (M, R).
+        values: the layer's own weight (M, R), so that z = ``values`` q.
+    """
+    left, sizes, right = torch.linalg.svd(weight, full_matrices=False)
+    total, none = len(sizes), weight.new_zeros(len(weight))
+    ranks = range(total, max(total - 3, 1), -1)
+    own = {rank: _Gradient(weight, none, (weight, none), left[:, :rank]) for rank in ranks}
+    searches = {rank: _rounds(gradient, rng, starts) for rank, gradient in own.items()}
+    for rank in itertools.cycle([total, *ranks]):
+        search = next(searches[rank], None)
+        if search is None and rank == total:
+            return
+        if search is not None:
+            rows = (search.pool.directions / sizes[:rank, None]).T @ right[:rank]
+            yield _orthogonal(rows / rows.norm(dim=1, keepdim=True) * rows[:, -1:].sign(), weight, values, count)
+
+
+def _orthogonal(rows: Tensor, weight: Tensor, values: Tensor, count: int) -> tuple[Tensor, int]:
+    """Choose orthogonal unit rows q with possible last elements, whose slopes are zero where z is negative.
+
+    The others (K, R) are added with equal last elements: one or two such rows are unique. Also returns K.
+    """
+    times, slopes = count * rows[:, -1].square(), weight @ rows.T
+    active = slopes.abs() > _ACTIVE * slopes.abs().amax(0)
+    right = ((values @ rows.T > 0) & active).sum(0) >= NEARLY * active.sum(0)
+    chosen = rows[:0]
+    for row in rows[right & ((times - times.round()).abs() < TURNED * times)]:
+        if not ((chosen @ row).abs() > TURNED).any():
+            chosen = torch.cat([chosen, row[None]])
+    rest = torch.linalg.svd(chosen, full_matrices=True)[2][len(chosen) :]
+    apart = torch.nn.functional.normalize(rest[:, -1], dim=0) - max(len(rest), 1) ** -0.5
+    mirrored = 2 * apart[:, None] * (apart @ rest) / apart.square().sum().clamp_min(torch.finfo(rest.dtype).tiny)
+    return torch.cat([chosen, rest - mirrored]), len(rest)
+
+
+def _rounds(gradient: "_Gradient", rng: torch.Generator, starts: int) -> Iterator["_Search"]:
+    search = _Search(gradient, rng, starts)
     while True:
-        chosen = search.extended()
+        search.extended()
         if search.hopeless:
             return
-        if chosen.shape[1] < basis.shape[1]:
-            yield None
-        else:
-            yield own.factors(own.improved(chosen, search.pool.directions))
+        yield search
 
 
 def factors_near(

@@ -79,6 +79,14 @@ class Call:
     def taken(self) -> list[int]:
         return [leaf.number for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)]
 
+    @property
+    def is_plain_cross_entropy(self) -> bool:
+        if self.function not in (F.cross_entropy, F.nll_loss):
+            return False
+        options = {**self.kwargs, **dict(zip(("input", "target", "weight", "size_average"), self.args, strict=False))}
+        plain = options.get("weight") is None and options.get("reduction", "mean") == "mean"
+        return plain and not options.get("label_smoothing", 0.0) and options.get("ignore_index", -100) == -100
+
 
 @dataclass(frozen=True, eq=False)
 class Program:

@@ -1,6 +1,8 @@
-"""Batch norm in front of the first layer is undone by the running statistics that a client sends back."""
+"""Batch norm around the first layer is undone by the running statistics that a client sends back."""
 
 import copy
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -8,7 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy import Observation, reconstruct
-from fl_privacy.types import Certainty, LocalPlan
+from fl_privacy.attacks.exact import ExactInversion
+from fl_privacy.types import Certainty, LocalPlan, Reconstruction
+
+Optimizer = Literal["sgd", "adam", "adamw"]
 
 
 def rows(activation: type[nn.Module] = nn.ReLU, momentum: float | None = 0.1) -> nn.Module:
@@ -77,3 +82,125 @@ def test_two_examples_are_read_from_an_update_in_single_precision() -> None:
     assert found.batch is not None
     apart = (found.batch.inputs[:, None] - drawn(2, 1, 8, 8)[None]).abs().flatten(2).median(2).values
     assert float(apart.amin(0).max()) < 1e-4
+
+
+def normalized_outputs(
+    features: int = 30, hidden: int = 64, activation: type[nn.Module] = nn.ReLU, drop: float = 0.0, bias: bool = True
+) -> nn.Module:
+    """Build a network for rows whose fully connected layers are followed by batch norm."""
+    torch.manual_seed(1)
+    layers = nn.Linear(features, hidden, bias=bias), nn.BatchNorm1d(hidden), activation(), nn.Dropout(drop)
+    deeper = nn.Linear(hidden, 32), nn.BatchNorm1d(32), activation(), nn.Dropout(drop), nn.Linear(32, 2)
+    net = nn.Sequential(*layers, *deeper)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            module.weight.data[::3] *= -1
+            nn.init.normal_(module.bias, 0, 0.1)
+    return net
+
+
+def seen_of(net: nn.Module, examples: Tensor, *, optimizer: Optimizer = "sgd", lr: float = 0.01) -> Observation:
+    """Observe a client that uploads weights and running statistics after one step."""
+    before, kinds = copy.deepcopy(net), {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    F.cross_entropy(net(examples), torch.arange(len(examples)) % 2).backward()
+    kinds[optimizer](net.parameters(), lr=lr).step()
+    decay = 0.01 if optimizer == "adamw" else 0.0
+    plan = LocalPlan(shares="weights", lr=lr, steps=1, optimizer=optimizer, weight_decay=decay)
+    shape = tuple(examples.shape[1:])
+    return Observation.of_update(before, net, plan, input_shape=shape, num_examples=len(examples))
+
+
+def worst_of(found: Reconstruction, examples: Tensor) -> float:
+    assert found.batch is not None, found.failure
+    apart = (found.batch.inputs[:, None].double() - examples[None].double()).abs().flatten(2).amax(2)
+    return float(apart.amin(0).max())
+
+
+def coded(number: int, features: int, seed: int = 0) -> Tensor:
+    """Draw rows of 6 numbers and of categories in one-hot encoding, five each."""
+    rng, rows = torch.Generator().manual_seed(seed), torch.zeros(number, features)
+    rows[:, :6] = torch.rand(number, 6, generator=rng)
+    for start in range(6, features, 5):
+        width = min(5, features - start)
+        rows[torch.arange(number), start + torch.randint(width, (number,), generator=rng)] = 1
+    return rows
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize(
+    "net",
+    [normalized_outputs(), normalized_outputs(drop=0.3), normalized_outputs(activation=nn.Tanh, bias=False)],
+    ids=["plain", "dropout", "tanh, no bias"],
+)
+def test_two_rows_are_solved_by_the_statistics_of_outputs(net: nn.Module, optimizer: Optimizer) -> None:
+    found = reconstruct(seen_of(copy.deepcopy(net), drawn(2, 30), optimizer=optimizer, lr=0.001), "auto")
+    assert found.certainty is Certainty.CONSISTENT and found.member == "exact"
+    assert worst_of(found, drawn(2, 30)) < 1e-3
+
+
+@pytest.mark.parametrize(("size", "hidden", "drop"), [(3, 64, 0.0), (4, 64, 0.3), (8, 128, 0.0), (16, 256, 0.3)])
+def test_more_rows_are_solved_by_zeros_of_a_relu_behind_the_norm(size: int, hidden: int, drop: float) -> None:
+    rows = coded(size, 41)
+    found = reconstruct(seen_of(normalized_outputs(41, hidden, drop=drop), rows), "exact")
+    assert found.certainty is Certainty.CONSISTENT and worst_of(found, rows) < 2e-3
+
+
+def test_equal_rows_are_counted_by_their_rotation() -> None:
+    rows = coded(3, 30)[[0, 1, 2, 2]]
+    net = normalized_outputs().double()
+    found = reconstruct(seen_of(net, rows.double()), "exact")
+    assert worst_of(found, rows) < 1e-3 and found.batch is not None
+    assert sorted((torch.cdist(found.batch.inputs.double(), rows.double()) < 1e-2).sum(1).tolist()) == [1, 1, 2, 2]
+
+
+def test_ranges_complete_a_mean_that_few_outputs_leave_open() -> None:
+    rows = coded(4, 78)
+    assert worst_of(reconstruct(seen_of(normalized_outputs(78, 64), rows), "exact"), rows) < 1e-2
+
+
+def test_a_shift_that_no_output_shows_is_not_taken_for_a_solution() -> None:
+    found = reconstruct(seen_of(normalized_outputs(78, 64), drawn(2, 78)), "exact")
+    assert found.certainty is Certainty.APPROXIMATE and found.batch is not None
+    differences = [rows.diff(dim=0).abs() for rows in (found.batch.inputs, drawn(2, 78))]
+    assert float((differences[0] - differences[1]).abs().max()) < 0.05 < worst_of(found, drawn(2, 78))
+    assert any("shift" in note for note in found.notes)
+
+
+def test_inputs_without_weights_are_not_taken_for_solved() -> None:
+    net = normalized_outputs()
+    next(net.parameters()).data[:, 7] = 0
+    found = reconstruct(seen_of(net, drawn(2, 30)), "exact")
+    assert found.certainty is Certainty.APPROXIMATE
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1e-1])
+def test_statistics_with_noise_are_no_solution(scale: float) -> None:
+    seen, rng = seen_of(normalized_outputs(), drawn(2, 30)), torch.Generator().manual_seed(0)
+    noisy = {
+        name: value + scale * torch.randn(value.shape, generator=rng) * value.is_floating_point()
+        for name, value in seen.upload.buffers.items()
+    }
+    found = reconstruct(replace(seen, upload=replace(seen.upload, buffers=noisy)), "exact")
+    assert found.certainty is Certainty.APPROXIMATE
+
+
+def test_statistics_of_another_batch_are_no_solution() -> None:
+    seen, other = (seen_of(normalized_outputs(), rows) for rows in (drawn(4, 30), drawn(5, 30)[1:]))
+    found = reconstruct(replace(seen, upload=replace(seen.upload, buffers=other.upload.buffers)), "exact")
+    assert found.certainty is Certainty.APPROXIMATE
+
+
+def test_without_uploaded_statistics_nothing_is_solved() -> None:
+    seen = seen_of(normalized_outputs(), drawn(2, 30))
+    found = reconstruct(replace(seen, upload=replace(seen.upload, buffers={})), "exact", rounds=1)
+    assert found.batch is None or worst_of(found, drawn(2, 30)) > 0.05
+
+
+def test_victims_of_one_group_have_statistics_of_their_own() -> None:
+    """Norms in front of the first layer, and behind it, differ from one client to the next."""
+    examples = [drawn(2, 14), drawn(4, 14)[2:]]
+    for net in (rows(), normalized_outputs(14, 32)):
+        first, second = (step(copy.deepcopy(net), own) for own in examples)
+        found = ExactInversion()([first, replace(second, model=first.model, sent=first.sent)], seed=0)
+        assert max(worst_of(one, own) for one, own in zip(found, examples, strict=True)) < 1e-3
