@@ -317,8 +317,8 @@ class ExactInversion(GroupAttack):
         searched = orthogonal_factors(known.joined, known.values, known.count, rng=rng, starts=self.starts)
         for step, (rows, missing) in zip(timely(range(self.rounds)), searched, strict=False):
             report(step / self.rounds)
-            if missing < fewest and (found := known.inputs(rows)) is not None:
-                best, fewest = (found[0], found[1] and missing <= 2), missing
+            if missing < fewest and (found := known.inputs(rows, missing)) is not None:
+                best, fewest = found, missing
             if fewest <= 2:
                 break
         return best
