@@ -14,19 +14,21 @@ in nats: if it does, a longer search finds no more. Rows that are there are not 
 
 import argparse
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from row_file import RowFile, takes_rows
 
-from fl_privacy.attacks.attack import no_progress
 from fl_privacy.attacks.gradient_inversion.grouping import Groups
 from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.gradient_inversion.preparation import prepare
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.likelihood.rows import LikeliestRows, begin_search, row_moves
 from fl_privacy.measure.tables import assign, right_cells, usual_row
+from fl_privacy.progress import no_progress
 from fl_privacy.runs.config import compose_run
-from fl_privacy.runs.setup import build_untrained
+from fl_privacy.runs.setup import Setup, build_untrained
 from fl_privacy.types import Batch, Observation
 from fl_privacy.types.schema import Schema, schema_of
 
@@ -51,6 +53,17 @@ def ahead(observation: Observation, found: Batch, truth: Batch) -> float:
     return float(other - own)
 
 
+def observed(options: argparse.Namespace) -> tuple[Setup, Sequence[Observation], Batch]:
+    """Return the clients behind the defense that is asked for, their uploads, and the attacker's public rows."""
+    defense = ["defense=quantization", f"defense.bits={options.bits}"]
+    if options.defense == "noise":
+        defense = ["defense=dp_noise", "defense.clip_norm=1", f"defense.scale={options.scale}"]
+    drawn = [f"batch_size={options.batch}", f"victims={options.victims}", f"seed={options.seed}"]
+    setup = build_untrained(compose_run(["data=adult", "model=table_mlp", "federation=fedsgd", *defense, *drawn]))
+    public = setup.unattacked.batch(torch.arange(min(PUBLIC, len(setup.unattacked))))
+    return setup, setup.observe(setup.server.state), public
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--defense", choices=("quantization", "noise"), default="quantization")
@@ -64,22 +77,18 @@ def main() -> None:
     takes_rows(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    kept, noisy = RowFile(options.out), options.defense == "noise"
-    defense = ["defense=quantization", f"defense.bits={options.bits}"]
-    if noisy:
-        defense = ["defense=dp_noise", "defense.clip_norm=1", f"defense.scale={options.scale}"]
-    drawn = [f"batch_size={options.batch}", f"victims={options.victims}", f"seed={options.seed}"]
-    setup = build_untrained(compose_run(["data=adult", "model=table_mlp", "federation=fedsgd", *defense, *drawn]))
-    seen, truth = setup.observe(setup.server.state), setup.ground_truth()
-    public = setup.unattacked.batch(torch.arange(min(PUBLIC, len(setup.unattacked))))
-    known = {"defense": setup.defense.parts}
+    kept = RowFile(options.out)
+    setup, seen, public = observed(options)
+    known: dict[str, Any] = {"defense": setup.defense.parts}
     if options.threat == "strongest":
         known |= {"public_images": public.inputs, "public_labels": public.labels}
-    schema, rows = schema_of(setup.model), [truth.batch(one.id) for one in seen]
+    truth, schema = setup.ground_truth(), schema_of(setup.model)
+    rows = [truth.batch(one.id) for one in seen]
     assert schema is not None
     usual = usual_row(schema.cells(public.inputs), schema).expand(options.batch, -1)
     for number, observation in enumerate(seen):
-        key = {"defense": options.defense, "strength": options.scale if noisy else options.bits, "seed": options.seed}
+        strength = options.scale if options.defense == "noise" else options.bits
+        key = {"defense": options.defense, "strength": strength, "seed": options.seed}
         key |= {"threat": options.threat, "batch": options.batch, "victim": number, "evaluations": options.evaluations}
         if kept.find(key) is not None:
             continue

@@ -73,17 +73,13 @@ class Clipped(PostProcessing):
 
 @dataclass(frozen=True, kw_only=True)
 class Noise(Effect):
-    """Independent zero-mean noise on every element.
-
-    Attributes:
-        std: standard deviation of an element, in units of the update, at least 0.
-        clip: clipping of the update before the noise, if any.
-        at: place of the noise: whole ``upload``, or the ``gradient`` of every local step.
-    """
+    """Independent zero-mean noise on every element."""
 
     std: float | None = field(metadata={"check": partial(checks.number, at_least=0, example=0.01)})
-    clip: Clipped | None
-    at: Literal["upload", "gradient"] = "upload"
+    """Standard deviation of an element, in units of the update, at least 0."""
+
+    clip: Clipped | None  # clipping of the update before the noise, if any
+    at: Literal["upload", "gradient"] = "upload"  # noised values: whole upload, or gradient of every local step
 
 
 class Gaussian(Noise):
@@ -109,13 +105,10 @@ def layer_numbers(names: Iterable[str]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedExamples(Effect):
-    """Clipping of each example's gradient to the l2 ``norm`` and Gaussian noise on their sum (DP-SGD).
-
-    ``noise_multiplier`` is the standard deviation of the noise on the sum, in units of ``norm``.
-    """
+    """Clipping of each example's gradient to the l2 ``norm`` and Gaussian noise on their sum (DP-SGD)."""
 
     norm: float | None = field(metadata=_POSITIVE)
-    noise_multiplier: float | None = field(metadata=_MULTIPLIER)
+    noise_multiplier: float | None = field(metadata=_MULTIPLIER)  # standard deviation of the noise, divided by ``norm``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,27 +122,21 @@ class PrivateRelease(Effect):
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse(PostProcessing):
-    """Upload in which only some elements of the update are kept; the others are zero.
+    """Upload in which only some elements of the update are kept; the others are zero."""
 
-    Attributes:
-        largest: ``True`` if the elements of largest magnitude are kept.
-        scope: ``layer`` if elements are chosen within each tensor, ``global`` if within the whole update.
-        noise_std: standard deviation of the noise on the kept elements.
-        dropped: share of zero elements, in [0, 1].
-    """
-
-    largest: bool | None = False
-    scope: Scope = "global"
+    largest: bool | None = False  # ``True`` if the elements of largest magnitude are kept
+    scope: Scope = "global"  # ``layer`` to choose elements within each tensor, ``global`` within the whole update
     error_feedback: bool = False
-    noise_std: float = 0.0
+    noise_std: float = 0.0  # standard deviation of the noise on the kept elements
     dropped: float | None = field(
         default=None, metadata={"check": partial(checks.number, at_least=0, at_most=1, example=0.9)}
     )
+    """Share of zero elements, in [0, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVector(Sparse):
-    """Sparse upload, clamped to [-``bound``, ``bound``] and noised; epsilon grows with the number of kept elements."""
+    """Upload of some elements, clamped to [-``bound``, ``bound``] and noised; epsilon grows with their number."""
 
     bound: float | None = field(default=None, metadata=_POSITIVE)
 
@@ -177,8 +164,8 @@ class Quantized(PostProcessing):
 class Transformed(PerExample):
     """Transformation of each training image by one of the ``policies``, chosen at random (ATS).
 
-    A policy such as ``3-43-15`` lists operations by number, as numbered in the ``table`` of the paper or of the
-    authors' code. With ``by_probability``, an operation may be skipped at random.
+    A policy such as ``3-43-15`` applies operations 3, 43 and 15 in this order; ``table``: their numbering, that of the
+    paper or of the authors' code. With ``by_probability``, an operation may be skipped at random.
     """
 
     policies: tuple[str, ...] | None
@@ -188,13 +175,11 @@ class Transformed(PerExample):
 
 @dataclass(frozen=True, kw_only=True)
 class Summed(PostProcessing):
-    """Secure aggregation: only the mean of the updates of ``clients`` clients is seen.
-
-    ``rounding``: standard deviation of the protocol's rounding error.
-    """
+    """Secure aggregation: only the mean of the updates of ``clients`` clients is seen."""
 
     clients: int = field(metadata={"check": partial(checks.whole, at_least=1, example=8)})
     rounding: float = field(default=0.0, metadata={"check": partial(checks.number, at_least=0, example=1e-6)})
+    """Standard deviation of the protocol's rounding error."""
 
 
 class OtherImages(Heuristic):
@@ -205,7 +190,7 @@ class OtherImages(Heuristic):
 class Mixed(OtherImages):
     """Training on weighted sums of ``images`` images, with the sign of random pixels flipped (InstaHide).
 
-    The label is summed with the same weights, over the ``labeled`` images that have labels.
+    Labels are summed with the same weights; only ``labeled`` of the images have one.
     """
 
     images: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
@@ -213,7 +198,7 @@ class Mixed(OtherImages):
 
 
 class RobustGradient(Heuristic):
-    """Upload of a gradient of noise-like images, which is close to the gradient of the client's images."""
+    """Upload of a gradient that is close to the true one, but computed from images that look like noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +212,7 @@ class MutedFeatures(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class SlicedNoise(Heuristic):
-    """Gaussian noise of standard deviation ``std`` on random slices of the gradient."""
+    """Gaussian noise of standard deviation ``std`` on random parts of the gradient; the rest is unchanged."""
 
     std: float | None
 
@@ -256,22 +241,18 @@ class AdversarialPerturbation(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateLoss(Heuristic):
-    """Loss with a second, private head on the features, trained to output secret codes (SPN).
+    """Loss with a second, private head on the features, trained to output secret codes (SPN)."""
 
-    Attributes:
-        alpha1, alpha2: weights of the public and of the private loss.
-        bits: length of a code.
-        layer: linear layer whose inputs are the features; ``None`` takes the last one.
-        bound: bound of the private head's initial weights, U(-bound, bound); ``None`` takes that layer's spread.
-        widths: widths of the private layers between the features and the last one.
-    """
-
-    alpha1: float | None = field(metadata=_ABOVE_0)
+    alpha1: float | None = field(metadata=_ABOVE_0)  # weight of the public loss
     alpha2: float | None = field(metadata={"check": partial(checks.number, at_least=0, example=0.1)})
-    bits: int | None = field(metadata=_ABOVE_0)
-    layer: str | None = None
+    """Weight of the private loss."""
+
+    bits: int | None = field(metadata=_ABOVE_0)  # length of a code
+    layer: str | None = None  # linear layer whose inputs are the features; ``None`` takes the last one
     bound: float | None = field(default=None, metadata=_ABOVE_0)
-    widths: tuple[int, ...] = ()
+    """Bound of the private head's initial weights, U(-bound, bound); ``None`` takes that layer's spread."""
+
+    widths: tuple[int, ...] = ()  # widths of the private layers between the features and the last one
 
     def __post_init__(self) -> None:
         for width in self.widths:
@@ -285,16 +266,14 @@ class PrivateLayers(Heuristic):
 
 @dataclass(frozen=True)
 class Part:
-    """Public description of one component of a defense.
-
-    ``strength``: name of the setting that pages show as the defense's strength, if any. In a differentially private
-    mechanism, the noise is proportional to that setting.
-    """
+    """Public description of one component of a defense."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     effect: Effect = UNDECLARED
     strength: str | None = None
+    """Setting that pages show as the defense's strength, if any; in a differentially private mechanism, the noise is
+    proportional to it."""
 
 
 Description = tuple[Part, ...]
@@ -302,7 +281,7 @@ Description = tuple[Part, ...]
 
 
 def mixing(parts: Description | None) -> Mixed | None:
-    """Return the effect of a defense that changes images only by mixing them; ``None`` for other defenses."""
+    """Return the effect of the defense ``parts`` if it changes images only by mixing them, else ``None``."""
     changing = [part.effect for part in parts or () if isinstance(part.effect, OtherImages | Transformed)]
     return changing[0] if len(changing) == 1 and isinstance(changing[0], Mixed) else None
 
@@ -319,7 +298,7 @@ def settings_in_words(parts: Iterable[Part]) -> str:
 
 
 def to_plain(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    """Convert ``parts`` to JSON values."""
+    """Convert the parts of a defense to JSON values, one dictionary for each."""
     return [
         {"name": p.name, "settings": dict(p.settings), "strength": p.strength, "effect": _effect_to_plain(p.effect)}
         for p in parts

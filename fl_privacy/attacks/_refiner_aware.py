@@ -76,10 +76,10 @@ def refiner_aware(
     evaluator: str | None = None,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Build a gradient inversion that looks for a gradient at distance ``radius`` from Refiner's upload.
+    """Build a gradient inversion that looks for a gradient at L2 distance ``radius`` from Refiner's upload.
 
-    Objective and prior are our own, after Fan et al. (2025), appendix M. With either of them, the attack reconstructs
-    less than ``base`` alone.
+    The objective for this distance and the prior against noise are our own, after Fan et al. (2025), appendix M. With
+    either, the attack reconstructs less than ``base`` alone.
 
     Args:
         base: attack from which objective and optimizer are taken.
@@ -118,8 +118,7 @@ def solve_gradient(
 ) -> Tensors:
     """Return a gradient g' with ``|w (g* - g')|^2 = squared``, nearest to a random start (Fan et al. 2025, appendix M).
 
-    The distance d of each element from the upload g* is multiplied by exp(-w^2 s), and s is found by bisection. If the
-    start is already closer than ``squared``, it is returned.
+    If the start is already closer than ``squared``, it is returned.
 
     Args:
         upload: g*.
@@ -153,13 +152,12 @@ def solve_gradient(
 class SolvedInversion(GradientInversion):
     """Gradient inversion of a gradient g' at a fixed weighted distance from the upload g*; see :func:`solve_gradient`.
 
-    ``constant``: ``|w (g* - g')|^2``, above 0; ``None``: ``radius`` squared times the mean of w squared. ``decay``: tau
-    in the weights w = |g* theta tau^i| of layer i with parameters theta (Fan et al. 2025, Eq. 3).
+    The weights are w = |g* theta tau^i| for the values theta of the parameters in layer i (Fan et al. 2025, Eq. 3).
     """
 
-    constant: float | None = None
+    constant: float | None = None  # ``|w (g* - g')|^2``, above 0; ``None``: ``radius`` squared times mean w squared
     radius: float = 0.1  # Refiner's epsilon
-    decay: float = 0.95
+    decay: float = 0.95  # tau
     scaled: bool = False
 
     def __call__(
@@ -196,7 +194,8 @@ def refiner_solved(
 ) -> SolvedInversion:
     """Build an attack that solves ``|w (g* - g')|^2 = constant`` for g' and inverts it (Fan et al. 2025, appendix M).
 
-    The equation, as published, leaves most elements at their random start; ``base`` alone reconstructs far more.
+    g* is the upload, g' the gradient before Refiner, w a weight of each element. The equation, as published, leaves
+    most of g' at its random start; ``base`` alone reconstructs far more.
 
     Args:
         base: attack from which objective and optimizer are taken.

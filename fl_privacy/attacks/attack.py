@@ -48,9 +48,9 @@ class Trained(Protocol):
 
 
 def trained_on(attack: ReconstructionAttack, image: Sequence[int]) -> Provenance | None:
-    """Return the training data of the component that ``attack`` uses for images (C, H, W); ``None`` if it has none.
+    """Describe the data on which the component of ``attack`` for images (C, H, W), such as a generator, was trained.
 
-    Raise ``UserError`` if the component does not support such images.
+    ``None`` if it has no such component. ``UserError`` if the component does not support such images.
     """
     return attack.provenance(image) if isinstance(attack, Trained) else None
 
@@ -94,10 +94,7 @@ def in_parts(
     report: Report,
     attack: Callable[[dict[int, Observation], Report], Mapping[int, Reconstruction]],
 ) -> dict[int, Reconstruction]:
-    """Attack ``size`` victims at a time, and divide the time left evenly among these parts.
-
-    Return the results under the keys of ``victims``. ``name``: label of this work on progress bars.
-    """
+    """Attack ``size`` victims at a time, each part with an even share of the time left; return results by victim."""
     items, results = list(victims.items()), dict[int, Reconstruction]()
     for begin in counted(name, range(0, len(items), size)):
         part = dict(items[begin : begin + size])
@@ -113,7 +110,7 @@ def seconds_left() -> float:
 
 
 def timely(items: Iterable[T]) -> Iterator[T]:
-    """Yield ``items`` until the time limit of the context, but at least the first."""
+    """Yield ``items`` until the time limit set by :func:`within`, but at least the first."""
     for number, item in enumerate(items):
         if number and not seconds_left():
             limit = _limit.get()

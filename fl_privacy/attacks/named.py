@@ -27,7 +27,7 @@ _TARGET = re.compile(r"_target_:\s*fl_privacy\.attacks\.(\w+)")
 
 
 def attack_names() -> list[str]:
-    """List the sorted names of all attacks that need no other setting."""
+    """List the sorted names of all attacks that run by their name alone."""
     return [path.stem for path in sorted(_FOLDER.glob("*.yaml")) if path.stem not in ("none", "custom")]
 
 
@@ -100,12 +100,13 @@ def reconstruct(
 ) -> Reconstruction | list[Reconstruction]:
     """Attack one or several observations, and return their reconstructions in order, on the CPU.
 
-    Float64 weights and updates are attacked in float64, unless ``dtype`` says otherwise. After a failure ``batch`` is
-    ``None`` and ``failure`` gives the reason. ``UserError`` if there is no such attack, option or device.
+    Float64 weights and updates are attacked in float64, unless the option ``dtype`` says otherwise. A reconstruction
+    that failed has no ``batch``, and gives the reason in ``failure``. ``UserError`` if there is no such attack, option
+    or device.
 
     Args:
         attack: name listed by ``fl-privacy list attack``, or an attack.
-        device: ``cpu``, ``cuda`` or ``auto``; ``None``: the device of the sent values.
+        device: device that computes, ``cpu``, ``cuda`` or ``auto``; ``None``: the device of the sent values.
         options: options of a named attack, such as ``iterations=500``.
 
     >>> import torch

@@ -72,7 +72,7 @@ class FeatureOptions(_Options, total=False):
 
 
 def vary(published: T, options: Mapping[str, Any]) -> T:
-    """Return ``published`` with the given ``options``; raise ``UserError`` for impossible values."""
+    """Return a copy of ``published``, an attack as in its paper, with other ``options``, or raise ``UserError``."""
     chosen = {name: value for name, value in options.items() if value is not None}
     if "start" in chosen:
         chosen["start"] = named_start(chosen["start"])
@@ -98,9 +98,10 @@ def vary(published: T, options: Mapping[str, Any]) -> T:
 
 
 def takes(options: type, *, depending: Collection[str] = ()) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator that adds ``options``, a typed dictionary, to a preset's signature, with the paper's values.
+    """Return a decorator that adds ``options``, a typed dictionary, to the keyword arguments of a preset's signature.
 
-    The default is ``None`` for options named in ``depending``, whose value depends on the preset's own parameters.
+    Their defaults are the paper's values, or ``None`` for names in ``depending``, whose value depends on the preset's
+    own parameters.
     """
 
     def named(preset: Callable[P, T]) -> Callable[P, T]:

@@ -49,9 +49,10 @@ def inverting_gradients(
     As in the paper, images are optimized in normalized form, with their data's ``mean`` and ``std`` (default: natural
     images), and clamped. ``total_variation`` is a weight for normalized images; the published code's default is 0.1.
 
-    Later variants: ``per_layer`` takes the mean of the tensors' cosine distances; ``sign="soft"``; ``noise`` is a
-    standard deviation on the pixels' gradient; ``isotropic`` takes Euclidean total variation; ``projection`` is
-    ``minmax`` instead of ``clamp``, or ``none`` with the penalty ``color_range`` on pixels outside [0, 1].
+    Later variants: ``per_layer`` takes the mean of the tensors' cosine distances; ``sign="soft"``; ``isotropic`` takes
+    Euclidean total variation. Among ``options``, ``noise`` is the standard deviation of noise on the pixels' gradient;
+    ``projection`` is ``minmax`` instead of ``clamp``, or ``none`` with the penalty ``color_range`` on pixels outside
+    [0, 1].
     """
     smooth = priors.TotalVariation(weight=total_variation / std, isotropic=isotropic)
     published = GradientInversion(
@@ -81,10 +82,11 @@ def grad_inversion(
 ) -> GradientInversion:
     """Build GradInversion (Yin et al. 2021): Adam on the L2 distance with four image priors.
 
-    Priors are total variation, image norm, batch norm and, for several ``restarts``, ``consistency``. ``first_layer``
-    is the factor on the first batch-norm term (1 in the paper). ``noise`` is the standard deviation on the pixels'
-    gradient: 0.2 of the learning rate in the paper. For ``isotropic`` and ``color_range`` see
-    :func:`inverting_gradients`. Refiner's comparison uses ``lr=0.01, iterations=4000``.
+    Priors are total variation, image norm, batch norm and, with several ``restarts`` (an option), ``consistency``.
+    ``first_layer`` is the factor on the first batch-norm term (1 in the paper). The option ``noise`` is the standard
+    deviation of noise on the pixels' gradient: 0.2 of the learning rate in the paper. For ``isotropic`` and
+    ``color_range`` see :func:`inverting_gradients`. The comparison by Refiner's authors uses ``lr=0.01,
+    iterations=4000``.
     """
     published = GradientInversion(
         objective=L2(),
@@ -122,13 +124,14 @@ def ats_attack(
 ) -> GradientInversion:
     """Build an attack that ATS was tested against (Gao et al. 2021, Table 4; 2023, Section 5.1).
 
-    It joins an optimizer and a distance. Adam and SGD are those of "Inverting Gradients": signed, 4800 iterations with
-    step decay, total variation 1e-4, clamped; SGD has learning rate 0.01 and Nesterov momentum.
+    It minimizes a ``distance`` of gradients by an ``optimizer``:
 
-    L-BFGS depends on ``variant``. ``paper`` has "the same setting" as DLG: learning rate 1, neither total variation nor
-    clamping, 300 iterations, the best of 16 restarts. ``code`` has learning rate 1e-4 on normalized images, which
-    hardly leaves its start. With L2, ``code`` has total variation 1e-3, 50 iterations and 2 restarts; with other
-    distances it is signed and clamped, with total variation 1e-4, 300 iterations and 16 restarts.
+    - ``adam``, ``sgd``: signed, as in "Inverting Gradients": 4800 iterations with step decay, total variation 1e-4,
+      clamped; SGD with learning rate 0.01 and Nesterov momentum.
+    - ``lbfgs``, ``variant="paper"``: "the same setting" as DLG: learning rate 1, neither total variation nor clamping,
+      300 iterations, the best of 16 restarts.
+    - ``lbfgs``, ``variant="code"``: learning rate 1e-4 on normalized images, which hardly leaves its start. L2 has
+      total variation 1e-3, 50 iterations, 2 restarts; other distances are signed and clamped, with 1e-4, 300 and 16.
 
     ``total_variation`` is a weight for images normalized by mean 0.5 and standard deviation 0.25; ``None`` takes the
     variant's. Other optimizers, distances or variants raise ``UserError``.
@@ -167,9 +170,10 @@ def dlg(
 ) -> GradientInversion:
     """Build DLG (Zhu et al. 2019): L-BFGS on L2 distance, over image and soft label.
 
-    Both start from N(0, 1). A victim's descent ends if the loss is below the share ``enough`` of the observed squared
-    norm; below ``accept``, the victim is not attacked again. Later work adds ``total_variation`` (FDL-PP, Gu et al.
-    2021, Algorithm 2). ``relative`` divides the loss by the observed squared norm, since small gradients stop L-BFGS.
+    Both start from N(0, 1). A descent ends once its loss is below ``enough`` times the observed squared norm; a victim
+    with a loss below ``accept`` times that norm gets no further restart. Later work adds ``total_variation`` (FDL-PP,
+    Gu et al. 2021, Algorithm 2). ``relative`` divides the loss by the observed squared norm, since small gradients stop
+    L-BFGS.
     """
     published = GradientInversion(
         objective=L2(relative=relative),
@@ -186,7 +190,7 @@ def dlg(
 def idlg(
     *, lr: float = 1.0, history: int = 100, line_search: LineSearch = "none", **options: Unpack[GradientOptions]
 ) -> GradientInversion:
-    """Build iDLG (Zhao et al. 2020): DLG with the label inferred from the output layer's gradient."""
+    """Build iDLG (Zhao et al. 2020): DLG, by L-BFGS, with the label inferred from the output layer's gradient."""
     return vary(replace(dlg(lr=lr, history=history, line_search=line_search), labels="auto"), options)
 
 
@@ -216,9 +220,12 @@ def sapag(
     L-BFGS has rate 1 and 500 iterations (in the paper for LeNet), AdamW rate 1e-3 and 20,000 (for ResNet-18). The paper
     projects images to [0, 1] after each iteration; here AdamW alone does, since L-BFGS would stop at once.
 
-    ``bandwidth`` is 1 for AdamW and for ``per="element"``, else 10, since L-BFGS ends on a saturated kernel. The
-    printed equations are ``per="layer", form="literal"`` (4) and ``per="element"`` (6, 7). For these settings,
-    ``depth`` and ``last`` see :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`.
+    Args:
+        form, per: formula and unit of a kernel; ``per="layer", form="literal"`` is Eq. 4, ``per="element"`` Eq. 6 and
+            7.
+        bandwidth: factor on the squared width; ``None``: 1 for AdamW and ``per="element"``, else 10, since L-BFGS stops
+            where the kernel is flat.
+        depth, last: see :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`.
     """
     one_of("attack.optimizer", optimizer, ("lbfgs", "adamw"))
     one_of("attack.per", per, ("tensor", "layer", "element"))
@@ -248,10 +255,10 @@ def tableak(
     """Build TabLeak (Vero et al. 2023): signed Adam on cosine distance, softmax categories, median of attempts.
 
     Numbers stay within the schema's bounds, as in the authors' program. ``attack=tableak_paper`` has 1500 iterations,
-    30 restarts and no counts; its softmax has temperature 1, which the authors' program cools.
+    30 restarts and ``counted=False``; its softmax has temperature 1, which the authors' program cools.
 
-    ``counted``, beyond the paper, leaves out categories that no row has, and starts from the counts of the others; a
-    third of the paper's iterations then reconstructs more. ``pooled`` takes the attempts' median, not the best.
+    ``counted``, beyond the paper, infers how often each category occurs, leaves out absent ones and starts from the
+    counts; a third of the paper's iterations then reconstructs more. ``pooled`` takes the median of attempts.
     """
     optimizer = Adam(lr=lr, sign=sign)
     published = GradientInversion(
@@ -273,12 +280,13 @@ def tag(
     """Build TAG (Deng et al. 2021): AdamW on L2 plus L1 distance of gradients.
 
     Embeddings are optimized from normal noise and decoded to the nearest tokens. The rate (0.05, falling to zero), the
-    1,000 iterations and the clipping are those of public implementations. The embeddings' gradient is not matched;
-    ``attack=dager`` uses its rows.
+    1,000 iterations and the clipping are those of public implementations. The gradient of the embedding layer is
+    ignored; ``attack=dager`` uses it.
 
     Args:
         lr, weight_decay: settings of AdamW; models from scratch leak more with ``lr=0.2, weight_decay=0.05``.
-        clip: largest norm of the gradient with respect to a victim's embeddings, in units of their root mean square.
+        clip: largest norm of the gradient with respect to a victim's embeddings, which are divided by the tokens' root
+            mean square.
         alpha: weight of the L1 distance at the first tensor.
         last: factor on ``alpha`` at the last tensor.
     """
@@ -311,17 +319,17 @@ def lamp(
     at that of tokens, 2,000 iterations of Adam with a rate that falls to 0.89 of itself every 50, and the best of 200
     orders.
 
-    Five things differ. Gradients are always clipped, since they shrink faster than Adam's averages. Decoded tokens are
-    ordered, not embeddings. Orders are compared after the descent, and there is one start: on small models, the
-    published ``burn_in=0.1`` and ``starts=500`` are worse. The language model is learned from public texts, and weighs
-    as much as the usual difference between orders.
+    Five things differ. Gradients are always clipped, so that all iterations weigh alike. Decoded tokens are ordered,
+    not embeddings. Orders are compared after the descent, and there is one start: on small models, the published
+    ``burn_in=0.1`` and ``starts=500`` are worse. The language model is learned from public texts, and weighted by the
+    loss's typical difference between word orders.
 
     Args:
         lr: learning rate of Adam, in units of the root mean square of embeddings.
-        clip: clipping as for :func:`tag`; the default is so small that all iterations weigh alike; infinite for none.
+        clip: largest norm of the gradient, as for :func:`tag`; infinite for none.
         distance: distance of gradients; ``l2_l1`` is TAG's with L1 weight 0.01, divided by the distance of a zero
             gradient.
-        prior: weight of a text's mean negative log likelihood, in units of the usual difference of orders.
+        prior: weight of a text's mean negative log likelihood, relative to the typical difference between word orders.
         every, burn_in, tries, starts: see :class:`fl_privacy.attacks.gradient_inversion.settings.Rearranging`.
     """
     one_of("attack.distance", distance, ("cosine", "l2_l1"))
@@ -392,15 +400,15 @@ def gifd(
     """Build GIFD (Fang et al. 2023): search a generator's latents, then its inner features.
 
     After the latents, each layer's output is optimized in turn, within an l1 ball around the result of the stage
-    before; the images of the stage that fits best are kept. Each stage runs ``iterations`` of Adam, with a falling
-    rate, on the cosine distance.
+    before; the images of the stage that fits best are kept. Each stage runs ``iterations`` of Adam, with a rate that
+    falls from ``lr``, on the cosine distance.
 
     Args:
         generator: file, as for :func:`ggl`.
         layers: number of layers optimized; 0 stops at the latents.
         reach: radius of the ball, in shares of the l1 norm of an image's features, at least 0. The authors' radii fit
             their generators.
-        total_variation: weight of total variation; if gradients hardly differ in angle, even 1e-4 leaves only gray.
+        total_variation: weight of total variation; if gradients differ little in angle, even 1e-4 leaves only gray.
     """
     whole("attack.layers", layers, at_least=0, example=2)
     number("attack.reach", reach, at_least=0, example=0.3)
@@ -433,14 +441,14 @@ def model_inversion(
     """Build model inversion by a server and a colluding client (FDL-PP, Gu et al. 2021, Algorithm 3).
 
     ``form="published"`` minimizes the squared distance of features plus ``total_variation`` (0.1; the paper gives no
-    value) times the sum of absolute differences of neighboring pixels. ``relative`` takes means, relative to the
-    features' squared length (weight 1e-3).
+    value) times the sum of absolute differences of neighboring pixels. ``relative`` divides the distance by the squared
+    norm of the features, and takes the mean difference (weight 1e-3), Euclidean if ``isotropic``.
 
     The paper runs L-BFGS for 1,500 or 2,000 iterations at step length 0.01 or 0.001; ``lr=1`` with
     ``line_search="strong_wolfe"`` reaches that minimum in a tenth of the iterations.
 
-    ``recover_at`` names a later module whose input Lemma 1 gives in closed form. If it is ``None``, ``matching``
-    searches the private layers' output: ``l2`` by L-BFGS, ``cosine`` by signed Adam.
+    ``recover_at`` names a later module whose input the paper's Lemma 1 gives in closed form. If it is ``None``,
+    ``matching`` searches the private layers' output: ``l2`` by L-BFGS, ``cosine`` by signed Adam.
     """
     found = GradientInversion(objective=L2(), optimizer=LBFGS(), start=Uniform(), iterations=matching_iterations)
     if matching != "l2":

@@ -44,14 +44,14 @@ number of nodes."""
 
 
 class _Started(BaseException):
-    """Ends a server app before its training."""
+    """Exception that stops a server app when its training starts."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClaimedApp:
     """The parts of an app in which its differential privacy claims are found.
 
-    ``strategy``: ``None`` for one of Flower's legacy API, or if none was started. ``arrays``: initial model, if any.
+    ``strategy``: the started one; ``None`` for Flower's legacy API, or if none was started. ``arrays``: initial model.
     """
 
     folder: Path
@@ -104,10 +104,10 @@ def _on_parts(app: ClaimedApp, asked: DpCheckRequest) -> list[ClaimVerdict]:
 def claims_in_words(
     folder: Path, client: ClientApp, taken: Mapping[str, Any], watch: OpacusWatch, defense: Defense | None = None
 ) -> list[str]:
-    """Return sentences on an app's differential privacy claims: results of tests with few draws, and what they omit.
+    """Return sentences on an app's differential privacy claims: results of tests with few draws, and the tests' limits.
 
-    ``client`` has trained, observed by ``watch``. ``taken``: arguments with which the app's strategy was started, the
-    strategy as ``self``; empty if none was. ``defense``: a defense that acted on the uploads, if any.
+    ``client`` has trained, observed by ``watch``. ``taken``: arguments of the strategy's ``start``, with the strategy
+    as ``self``; empty if none was started. ``defense``: a defense that acted on the uploads, if any.
     """
     strategy = taken["self"] if isinstance(taken.get("self"), Strategy) else None
     rounds, arrays = taken.get("num_rounds") or 1, taken.get("initial_arrays")

@@ -72,7 +72,7 @@ class FittedUploads:
         return found
 
     def attack_all(self, *, clients: int, seed: int, seconds: float) -> Iterator[Answer]:
-        """Attack each kind of uploads of at most ``clients`` clients; the answer on a failed attack has the reason."""
+        """Attack each kind of uploads of at most ``clients`` clients; a failed attack's answer gives the reason."""
         attacks: dict[str, Callable[[], Answer]] = {}
         if self.exchanges:
             chosen, read = list(self.exchanges)[:clients], trees.read_exchange
@@ -93,7 +93,7 @@ class FittedUploads:
             yield made
 
     def _trees_of_others(self, clients: int, seed: int, seconds: float) -> Answer:
-        """Attack as the last client could, since it is sent models that hold the other clients' new trees."""
+        """Attack as the last of clients that train in turn: models sent to it hold the other clients' new trees."""
         site, pairs = list(self.exchanges.items())[-1]
         others = [client for client in self.exchanges if client != site]
         rounds = [trees.read_others(sent, after, own) for (sent, own), (after, _) in pairwise(pairs)]
@@ -199,7 +199,6 @@ def _trees(
 
 
 def _reconstructed(rounds: Sequence[trees.Exchange], fit: Sequence[Fitted], seed: int) -> trees.TreeReconstruction:
-    """Reconstruct a client's rows from its trees. ``fit`` gives their number if the first tree does not."""
     own, stated = trees.own_trees(rounds), len(fit[-1].rows) if fit else 0
     different = len({tree.digest for one in own for tree in (*one.before, one.tree)})
     if stated * rounds[0].reply.features * different > MOST_CELLS:
@@ -244,7 +243,7 @@ def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.
 
 
 def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
-    """Reconstruct some rows of each client from its other rows and the upload; the control uses the server's model."""
+    """Reconstruct rows of each client from its other rows and its upload; the control uses the sent model instead."""
     began, read, unseen, judged, residuals = time.perf_counter(), 0, 0, 0, []
     shown, chances = list[Shown](), list[float]()
     rng = np.random.default_rng(seed)
@@ -352,7 +351,7 @@ def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
 def _rows_between(
     rounds: Sequence[Moments | None], fits: Sequence[Fitted]
 ) -> list[tuple[np.ndarray | None, np.ndarray]]:
-    """List the rows changed between successive rounds (``None`` if unknown), each with the table that held it."""
+    """List rows added or removed between rounds (``None`` if unknown), each with the table in ``fits`` that had it."""
     found: list[tuple[np.ndarray | None, np.ndarray]] = []
     for before, after, old, new in zip(rounds, rounds[1:], fits, fits[1:], strict=False):
         for one in rows_between(before, after) if before is not None and after is not None else ():
@@ -379,7 +378,6 @@ def _near(row: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:
-    """Find a GaussianNB's means, variances and counts in ``arrays``; ``None`` if means or variances are missing."""
     shape = (len(fit.classes), fit.rows.shape[1])
     tables, counts = (_finite(arrays, each) for each in (shape, shape[:1]))
     whole = [array for array in counts if (array == np.round(array)).all() and array.tolist() != list(fit.classes)]

@@ -34,6 +34,7 @@ def of_final_model(
     """Yield answers on what an outsider infers about ``clients``' examples from the mean of their ``latest`` models.
 
     Args:
+        clients, latest: first and last observed reply of each client.
         single: observed training step on one example, from which the app's loss is rebuilt.
         evaluated: batches that clients loaded but did not train on.
         seconds: time limit for computing losses.
@@ -54,7 +55,7 @@ def of_final_model(
 
 
 def final_values(latest: Sequence[WatchedReply]) -> dict[str, Tensor]:
-    """Return the mean of the clients' models after training, by name in ``Watched``.
+    """Return the mean of the clients' models after training, by observed parameter name.
 
     Values that were not uploaded stay as sent. ``NotAttackedError`` unless all are finite and share a parameter.
     """

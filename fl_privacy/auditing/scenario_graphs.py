@@ -49,7 +49,7 @@ class GraphTrial:
     """Evaluates the network of an observation on guessed graphs.
 
     ``near``: layers whose input at a node depends only on the node and its neighbors; ``deep``: layers that see more
-    nodes. ``present``: size of each feature in the gradients, 0 if no node has it.
+    nodes. ``present``: size (F,) of the gradients at each node feature, 0 if no node has it.
     """
 
     def __init__(self, observation: Observation) -> None:
@@ -81,7 +81,7 @@ class GraphTrial:
                 (self.near if near else self.deep).append((layer, basis))
 
     def inputs(self, layer: nn.Module, nodes: Tensor) -> Tensor | None:
-        """Return a layer's inputs (M, N, D) for N ``nodes`` of M guessed graphs; ``None`` unless each node has one."""
+        """Return a layer's inputs (M, N, D) for nodes (M, N, F) of M guessed graphs; ``None`` unless each has one."""
         number = len(nodes)
         given, edges = {self.variable: nodes.flatten(0, 1)}, self.constants[self.links]
         for key, value in self.constants.items():
@@ -106,7 +106,7 @@ class GraphTrial:
         return seen[0] if seen and seen[0].dim() == 2 else None
 
     def distance(self, layers: Sequence[Layer], nodes: Tensor) -> Tensor:
-        """Return the misfit (M, N) of each of N nodes, in M guessed graphs, to the gradients of ``layers``."""
+        """Return the misfit (M, N) of each node of M guessed graphs (M, N, F) to the gradients of ``layers``."""
         total = torch.zeros(nodes.shape[:2]).double()
         for layer, basis in layers:
             rows = self.inputs(layer, nodes)
@@ -125,10 +125,10 @@ class GraphTrial:
 
 @dataclass(frozen=True, eq=False)
 class Balls:
-    """Possible neighborhoods of radius r in a graph, each with its central node; one entry of each list describes one.
+    """Possible neighborhoods of radius r around a graph's nodes; entry i of each list describes neighborhood i.
 
-    ``cores``: index of the smaller neighborhood of radius r - 1 with the same center. ``slots``: indices of those of
-    radius r - 1 around the center's neighbors. ``kinds``: index of the center's features.
+    ``cores``: index of the neighborhood of radius r - 1 around the same node. ``slots``: such indices for each neighbor
+    of the node. ``kinds``: index of the node's features.
     """
 
     cores: Sequence[int]
@@ -141,10 +141,10 @@ class Balls:
 
 
 class UnknownEdges:
-    """Search for one graph behind the gradient of a network that passes messages along edges.
+    """Search for a graph, nodes and edges, that explains the gradient of a network passing messages along edges.
 
-    Neighborhoods grow by an edge at a time, and are kept if their layers' inputs lie in gradients' row spaces, as in
-    GRAIN (arXiv 2503.01838, sec. 4). Least squares then count those of the largest radius.
+    Neighborhoods grow by an edge at a time, and are kept if their layers' inputs lie in gradients' row spaces (GRAIN,
+    arXiv 2503.01838, sec. 4). Least squares then count the largest ones.
     """
 
     def __init__(self, trial: GraphTrial, widths: Sequence[int], noise: float) -> None:
@@ -178,9 +178,9 @@ class UnknownEdges:
         self.kinds = torch.stack(kinds)
 
     def _last(self, layer: nn.Module, nodes: Tensor, edges: Tensor, number: int = 1) -> tuple[Tensor, bool] | None:
-        """Return the inputs of ``layer`` at the last M = ``number`` nodes, and whether it comes after pooling.
+        """Return the inputs of ``layer`` at the last ``number`` nodes of a graph, and whether it comes after pooling.
 
-        ``None`` if the layer has no input for each node or graph.
+        The graph has features ``nodes`` (N, F) and ``edges`` (2, E). ``None`` unless each node or graph has one input.
         """
         ids = torch.cat([torch.full((len(nodes) - number,), number), torch.arange(number)])
         given = {self.trial.variable: nodes, self.trial.links: edges, self.trial.graphs: ids}
@@ -266,10 +266,10 @@ class UnknownEdges:
 
 
 def joined(cores: Sequence[int], slots: Sequence[Sequence[int]]) -> list[tuple[int, int]] | None:
-    """Return edges, in both directions, for which the ``cores`` of each node's neighbors are the node's ``slots``.
+    """Return edges of a graph, in both directions, in which each node has the neighbors that it needs.
 
-    ``cores``, ``slots``: see :class:`Balls`. A connected graph is preferred; ``None`` if none,
-    connected or not, is found within ``MOST_STEPS`` steps.
+    ``cores``: type of each node. ``slots``: types of neighbors that each node needs. A connected graph is preferred;
+    ``None`` if none is found within ``MOST_STEPS`` steps.
     """
     begun = sorted(range(len(slots)), key=lambda v: len(slots[v]) > 0)[: 1 + sum(not each for each in slots)]
     free, near = [Counter(each) for each in slots], [set[int]() for _ in slots]
@@ -303,10 +303,10 @@ def joined(cores: Sequence[int], slots: Sequence[Sequence[int]]) -> list[tuple[i
 
 
 def graph_of(observation: Observation, widths: Sequence[int]) -> Graph | Failure:
-    """Reconstruct a graph, whose edges are not given, if its gradient is the observed one; else return why not.
+    """Reconstruct a graph, nodes and edges, if it reproduces the observed gradient; else return why not.
 
-    ``widths``: number of columns of each one-hot feature. Graphs whose neighborhoods are equally frequent, up to the
-    radius that the network sees, have equal gradients.
+    ``widths``: number of columns of each one-hot feature. Graphs with as many neighborhoods of each kind, up to the
+    radius that the network sees, can't be distinguished.
     """
 
     def fitting() -> Graph:
@@ -333,8 +333,8 @@ def rounding_of(observation: Observation) -> float:
 def score_graphs(problems: Sequence[StepProblem], found: Sequence[Graph | Failure]) -> Answer:
     """Count the nodes that are right with all their neighbors; ``found``: each upload's guess, or failure.
 
-    For the control and ``counts.chance``, other uploads' true graphs are guesses. Above ``MOST_NODES`` nodes, graphs
-    count as missed.
+    The control and ``counts.chance`` score true graphs of other uploads as if they were guesses. Graphs above
+    ``MOST_NODES`` nodes count as missed.
     """
     truths, right, usual = [graph_in(problem.model) for problem in problems], np.zeros(3, int), np.zeros(3)
     small = [k for k, truth in enumerate(truths) if len(truth[0]) <= MOST_NODES]
@@ -393,9 +393,9 @@ def linked(nodes: Tensor, edges: Tensor) -> list[list[int]]:
 
 
 def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction | None:
-    """Reconstruct a graph's one-hot nodes, for which layer inputs lie in the row spaces of the gradients.
+    """Reconstruct a graph's one-hot nodes: those whose layer inputs lie in the row spaces of the layers' gradients.
 
-    See GRAIN (arXiv 2503.01838). ``widths``: number of columns of each one-hot feature. ``None`` if nothing is found.
+    See GRAIN (arXiv 2503.01838). ``widths``: number of columns of each one-hot feature. ``None`` if there are none.
     """
     made = attempt(lambda: _nearest(GraphTrial(observation), widths))
     if isinstance(made, Failure) or made is None:
@@ -436,8 +436,9 @@ def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] |
 def score_nodes(problems: Sequence[StepProblem], found: Sequence[Reconstruction], loaded: Sequence[Tensor]) -> Answer:
     """Count nodes that are reconstructed correctly; nodes that the edges do not distinguish are interchangeable.
 
-    ``counts.chance`` is the hit rate of guesses without the update: nodes of other graphs with the same degree, or
-    ``loaded`` nodes (N, F), whichever is higher. ``control`` counts another upload's guess, assigned by degree.
+    The answer's ``counts.chance`` is the hit rate of guesses without the update: nodes of other graphs with the same
+    degree, or ``loaded`` nodes (N, F), whichever is higher. Its ``control`` scores the guess at another upload, with
+    nodes matched by degree.
     """
     truths, near = [p.truth.flatten(1) for p in problems], [linked(*graph_in(p.model)) for p in problems]
     degrees, colors = (
@@ -482,7 +483,7 @@ def _counted(counts: Counts, guess: Tensor, truth: Tensor, colors: Sequence[int]
 
 
 def colors_of(near: Sequence[Sequence[int]], colors: Sequence[int]) -> Iterator[list[int]]:
-    """Yield colors by rounds of color refinement (Weisfeiler and Leman); ``near`` lists each node's neighbors."""
+    """Yield nodes' colors after each round of color refinement (Weisfeiler and Leman); ``near``: nodes' neighbors."""
     finer = list(colors)
     while True:
         yield finer

@@ -44,8 +44,8 @@ class _Losses:
                 own[self.names[name]].copy_(held)
         parameters, found = dict(model.named_parameters()), []
         for example in examples:
-            held = self.program.constants
-            given = {number: example[place].to(held[number].dtype) for number, place in self.places.items()}
+            kinds = {number: constant.dtype for number, constant in self.program.constants.items()}
+            given = {number: example[place].to(kinds[number]) for number, place in self.places.items()}
             if any(isinstance(part, FromKeras) for part in model.modules()):
                 given = {number: value.movedim(-1, 1) if value.dim() == 4 else value for number, value in given.items()}
             with torch.random.fork_rng(devices=[]):
@@ -134,10 +134,7 @@ def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknow
 def _alike(
     pools: Sequence[list[list[Tensor]]], classes: Sequence[list[int] | None], place: int
 ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Return examples of client ``place`` paired with examples of the same classes from the other clients.
-
-    ``pools``: examples of each client, as lists of tensors. ``classes``: their classes; ignored if one is ``None``.
-    """
+    """Return examples of client ``place`` paired with examples of the same classes from the other clients."""
     following = [(place + k) % len(pools) for k in range(1, len(pools))]
     known = [[0] * len(pool) for pool in pools] if None in classes else [one or [] for one in classes]
     theirs: dict[int, list[list[Tensor]]] = {}
@@ -151,7 +148,7 @@ def _alike(
 
 
 def after_upload(client: WatchedReply) -> dict[str, Tensor]:
-    """Return the client's parameters after training, computed from its upload, by name in ``Watched``.
+    """Map each observed parameter name to its value after the client's training, computed from the upload.
 
     An uploaded gradient counts as one step of gradient descent with rate 0.01.
     """

@@ -70,7 +70,7 @@ def reason_of(failed: Failure) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WatchedReply:
-    """A client's ``reply`` (arrays by record/name), its observed training, and what the reply's arrays mean."""
+    """A client's ``reply`` (arrays by record/name), the training observed before, and what each array holds."""
 
     reply: dict[str, np.ndarray] = field(repr=False)
     watched: Watched
@@ -83,10 +83,10 @@ class WatchedReply:
 
 
 def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: ServerPlan) -> WatchedReply:
-    """Return the mean reply of other sites as one site computes it from global models and its ``own`` reply.
+    """Return the other sites' mean reply (``again``) as one site computes it from global models and its ``own`` reply.
 
-    ``again``: mean reply of ``others`` sites. The site loses the digits to which single precision rounds the global
-    model, and what the server's ``plan`` hides. ``NotAttackedError`` if the replies share no parameter.
+    The site loses digits, since global models are rounded, and what the server's ``plan`` hides. ``others``: number of
+    other sites. ``NotAttackedError`` if the replies share no parameter.
     """
     mine, before = own.tensors(), again.watched.before
     theirs = {name: value for name, value in again.tensors().items() if name in mine and name in before}
@@ -119,7 +119,7 @@ class StepProblem:
     notes: tuple[str, ...] = ()
 
     def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
-        """Build the observation of victim ``number``, who uploads ``tensors`` (names in ``Watched``) after ``plan``."""
+        """Build the observation of victim ``number``, who uploads ``tensors`` (by observed name) after ``plan``."""
         found = ((self.names[name], value) for name, value in tensors.items() if name in self.names)
         own = {name: laid_out(self.model, name, value) for name, value in found}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
@@ -157,9 +157,9 @@ class StepProblem:
 
 
 def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
-    """Build the inverse problem of the first observed step; ``NotAttackedError`` if no attack here applies.
+    """Build the problem that attacks solve from the first observed step; ``NotAttackedError`` if no attack applies.
 
-    ``range_of``: loaded inputs, (N, ...) each, from which the range of values is taken.
+    ``range_of``: loaded inputs, (N, ...) each, of which only the range of values is taken.
     """
     program = seen.program
     if program is None:
@@ -219,7 +219,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
 
 
 def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return notes on inputs that the attacker knows, such as categories; for a graph, also set ``model.kinds``."""
+    """Return notes on inputs that the attacker knows; for a graph, also store the kinds of nodes in ``model.kinds``."""
     if model.output is None and connections_of(model) >= 0:
         model.kinds = kinds_in(torch.cat([each for each in rows if each.shape[1:] == model.shapes[0]]))
         return ("The attacker is given each graph's connections, labels and other inputs, but not what its nodes are.",)
@@ -228,7 +228,7 @@ def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
-    """Scale the loss so that its gradient is the sum of several losses'; ``NotAttackedError`` if no factor fits."""
+    """Scale the loss so that its gradient is an observed sum of several; ``NotAttackedError`` if no factor fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     # values that modules take and the attack does not search for would be given
@@ -275,7 +275,7 @@ def _normalizes(seen: Watched) -> bool:
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], int]:
-    """Return the program, the ids of those inputs in ``leaves`` that are to be reconstructed, and the batch size.
+    """Return the program, the ids of those inputs in ``leaves`` that attacks reconstruct, and the batch size.
 
     Integer inputs become floats in the program, if it still runs. ``NotAttackedError`` if no input is continuous.
     """
@@ -298,7 +298,7 @@ def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], 
 
 
 def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
-    """Infer the local plan from the observed optimizer; ``NotAttackedError`` if no attack can undo such steps."""
+    """Infer the client's local plan from the observed optimizer; ``NotAttackedError`` if no attack handles it."""
     if not seen.optimizers:
         raise NotAttackedError(
             "a step of a PyTorch optimizer is expected, but none is made on so few examples, as where the gradients of"
@@ -323,13 +323,13 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
 
 
 def optimizer_in_plan(shares: str, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of ``LocalPlan`` for PyTorch's optimizer ``kind``; ``shares``: content of the upload."""
+    """Return the ``LocalPlan`` fields of PyTorch's optimizer ``kind``."""
     given = {name: float(settings.get(name) or 0.0) for name in ("momentum", "weight_decay")}
     return {"shares": shares, "lr": float(settings["lr"]), "optimizer": OPTIMIZERS[kind], **given}
 
 
 def gradient_plan(seen: Watched) -> LocalPlan:
-    """Return the local plan of a client that uploads the gradient of its observed step."""
+    """Return the local plan of a client that uploads its first gradient."""
     mode: Literal["train", "eval"] = "train" if seen.training else "eval"
     return LocalPlan(shares="gradient", batch_norm=mode, probe_batch_norm=mode, mode=mode)
 
@@ -351,7 +351,7 @@ def _leaves(program: Program, call: Call) -> list[int]:
 def _ranges(
     kind: Kind, truths: Sequence[Tensor], range_of: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
-    """Return the minimum and the width of each input's range, and notes on how the attacker knows them."""
+    """Return minimum and width of each input's range, from ``truths`` and ``range_of``, and notes for the report."""
     if kind == "image":
         every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()
         found = find_normalization([(image, 0) for image in every[:256]])
@@ -376,9 +376,10 @@ def _ranges(
 def _loss(
     program: Program, variables: Sequence[int], batch: int, seen: Watched
 ) -> tuple[int | None, Loss, Tensor | None]:
-    """Return the id of the program's outputs (B, K), the loss on them, and the loss's targets.
+    """Separate a recorded ``program`` into network and loss; return the network's output id, the loss, its targets.
 
-    If the loss can't be separated from the network, id and targets are ``None``: the network then outputs the loss.
+    If that is impossible, id and targets are ``None``: the network then outputs the loss. ``variables``: ids of the
+    inputs to reconstruct. ``seen``: observed training.
     """
     modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
     made = {number for place in modules for number in program.calls[place].outputs}
@@ -432,7 +433,7 @@ def _as_compared(program: Program, call: Call, asked: set[int], target: int) -> 
 
 
 def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tensor]:
-    """Return the parameters that the loss uses directly; ``ValueError`` if the loss penalizes them."""
+    """Return parameters that the loss uses outside of modules; ``ValueError`` if it penalizes them, as in FedProx."""
     later = program.calls[after + 1 :]
     outputs = {n: _made(program, n) for call in program.calls[: after + 1] for n in call.outputs if call.part >= 0}
     named = [leaf.name for call in later for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Own)]
@@ -482,7 +483,7 @@ def cleaned(part: nn.Module) -> nn.Module:
 
 
 def names_in(seen: Watched, program: Program, model: nn.Module) -> dict[str, str]:
-    """Map each parameter's name in ``Watched`` to its name in ``model``."""
+    """Map each observed parameter name to the name in ``model``, the network rebuilt from the recorded ``program``."""
     own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     found = {}
     for place, part in enumerate(program.parts):

@@ -52,7 +52,7 @@ def score(
     seed: int,
     other: Reconstruction | None = None,
 ) -> Answer:
-    """Score the reconstructions ``found`` of ``problems``; the caller adds the answer's scenario.
+    """Score the reconstructions ``found`` of ``problems`` and a control; the answer's scenario is left empty.
 
     ``loaded``: inputs (N, ...) that serve as distractors. ``other``: reconstruction of another client's upload as the
     control; if ``None``, the control compares each truth with the guess at the next problem with different examples.
@@ -78,7 +78,7 @@ Counted = Callable[[Sequence[Reconstruction], Sequence[Batch]], tuple[Counts, Se
 def compared(
     kind: Kind, found: Sequence[Reconstruction], truths: Sequence[Batch], counted: Counted, other: Reconstruction | None
 ) -> Answer:
-    """Count reconstructions by outcome; the control compares reconstructions of other uploads with the same truths.
+    """Count reconstructions by outcome; as control, compare the same truths with reconstructions of other uploads.
 
     ``counted``: see :data:`Counted`. ``other``: the control's reconstruction, if there is a single upload.
     """
@@ -100,7 +100,7 @@ def compared(
 def _turned(
     found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
 ) -> tuple[list[Reconstruction], list[Batch]]:
-    """For a control, pair each truth with the guess at the next upload whose examples differ, judged by ``reads``."""
+    """For a control, pair each truth with the guess at the next upload that ``reads`` says has other examples."""
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
         for other in (*range(place + 1, len(found)), *range(place)):
@@ -148,7 +148,7 @@ def labels_right(given: Tensor, truth: Tensor) -> int:
 def count_images(
     found: Sequence[Reconstruction], truths: Sequence[Batch], others: Distractors
 ) -> tuple[Counts, list[Shown]]:
-    """Return counts of images by outcome, and each original with its guess; ``others`` are distractors."""
+    """Count images by outcome, and pair each original with its guess; ``others``: unrelated images to compare with."""
     shaped, scored, pictures = list(found), [], []
     for place, truth in enumerate(truths):
         if (batch := found[place].batch) is not None and batch.inputs.shape != truth.inputs.shape:
@@ -181,7 +181,7 @@ def without_once(rows: Tensor, own: Tensor) -> Tensor:
 
 
 def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
-    """Return counts of rows by outcome, and each original with its guess; ``others``: rows used as distractors."""
+    """Count rows of tables by outcome, and pair each original with its guess; ``others``: rows used as distractors."""
     exact = identified = nothing = failures = 0
     neighbors = np.zeros(len(others))  # other rows that would be exact guesses at each
     if len(others) > 1:

@@ -35,7 +35,7 @@ def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
 def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
     """Return up to ``MOST_POOL`` examples (N, ...) that the client loaded, in the scale of the attacker's guesses.
 
-    ``None`` if the network has other inputs, or the app changes the examples before they enter it.
+    ``inputs``: loaded tensors. ``None`` if the network has other inputs, or the app changes examples before they enter.
     """
     model, whole = problem.model, problem.whole or bool(problem.model.fixed_inputs)
     alike = [each for each in inputs if len(model.shapes) == 1 and tuple(each.shape[1:]) == tuple(model.shapes[0])]
@@ -47,7 +47,7 @@ def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
 
 
 def observed_training(client: WatchedReply, problem: StepProblem, number: int, victim: int) -> tuple[Observation, str]:
-    """Build the observation of a client's real upload, and a sentence on the attacker's assumptions."""
+    """Build the observation of a client's real upload of ``number`` examples; also say what the attacker assumes."""
     seen, found = client.watched, client.matched
     if examples_of(seen) <= MOST_IMAGES and seen.steps <= MOST_STEPS and seen.batches:
         with suppress(NotAttackedError):
@@ -75,10 +75,10 @@ def _mean_gradient(client: WatchedReply) -> Tensors:
 def sampled(
     problem: StepProblem, pool: Tensor, others: Sequence[Tensor], guess: Reconstruction, *, number: int, seed: int
 ) -> StepProblem:
-    """Replace the examples of ``problem`` by ``number`` of ``pool``: first those that ``guess`` has exactly.
+    """Replace the true examples of ``problem`` by ``number`` of ``pool``: first those that ``guess`` has exactly.
 
-    The rest are drawn at random. An exact guess counts only if it equals one of ``pool`` and none of ``others``, inputs
-    of other clients. No guess counts if ``others`` are fewer than ``pool``, or few features vary.
+    The rest are drawn at random. An exact guess counts only if it equals one example of ``pool`` and none of other
+    clients (``others``), and never if these are fewer than ``pool``, or few features vary.
     """
     flat = pool.flatten(1).double()
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed)).tolist()

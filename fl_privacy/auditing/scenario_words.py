@@ -39,8 +39,9 @@ NOTE = (
 def words_of(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:
     """Score the words inferred from changed rows of the embedding.
 
-    ``None`` if clients train on no texts, or upload no embedding. ``found``: pairs of a client's reply to its training
-    and its reply on one text. ``uploaded``: ``False`` to use the first observed gradient instead of the upload.
+    ``None`` if clients train on no texts, or upload no embedding. ``found``: pairs of a client's usual reply and its
+    reply after training on one text. ``uploaded``: ``False`` to use the gradient of the first step instead of the
+    upload.
     """
     read, texts, others = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[set[int]]()
     for client, again in found:
@@ -69,7 +70,7 @@ def each_words(tokens: Tensor, table: nn.Embedding) -> list[set[int]]:
 
 
 def words_in_training(client: WatchedReply) -> tuple[set[int], set[int]] | None:
-    """Return the words that a client trained on and those inferred from its upload; ``None`` if no attack applies."""
+    """Return token ids that a client trained on, and those inferred from its upload; ``None`` if no attack applies."""
     seen = client.watched
     for name, table in sorted(_tables(seen), key=lambda pair: -pair[1].num_embeddings) if seen.batches else ():
         rows = _rows(client, name, uploaded=True) if name in seen.before else None
@@ -167,10 +168,10 @@ def scored_words(
     others: Sequence[set[int]] = (),
     texts: Sequence[Sequence[set[int]]] | None = None,
 ) -> Answer:
-    """Score the pairs ``read`` (true words, inferred words) of uploads.
+    """Score how many uploads reveal their words, given pairs ``read`` (true token ids, inferred token ids).
 
     ``total``: number of uploads, also of those without a pair. ``others``: words of other texts, as distractors.
-    ``texts``: words of each text, by upload; ``None`` if each upload has one text.
+    ``texts``: for each upload, the words of each of its texts; ``None`` if each upload has one text.
     """
 
     def same(one: set[int], other: set[int]) -> bool:
@@ -235,7 +236,7 @@ class SeenNetwork(TextModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeenTexts:
-    """Token ids ``words`` (N, L) of training batches, -1 for padding; ``number``: index of the observed transformer."""
+    """Token ids ``words`` (N, L) of loaded batches, -1 for padding; ``number``: index of the transformer's module."""
 
     number: int
     words: Sequence[Tensor]
@@ -245,7 +246,7 @@ class SeenTexts:
 
 
 def texts_seen(seen: Watched) -> SeenTexts | None:
-    """Find the observed transformer and the tokens that were loaded; ``None`` if either is missing."""
+    """Find the transformer that was trained, and its loaded batches of tokens; ``None`` if either is missing."""
     for number, part in enumerate(seen.modules):
         network = network_in(part)
         if network is None:
@@ -267,7 +268,7 @@ def network_in(part: Any) -> Any:
 
 
 def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
-    """Return a batch's token ids below ``size``, with ``padding`` replaced by -1; ``None`` if there are none."""
+    """Return a loaded batch's token ids (N, L), all below ``size``, -1 for ``padding``; ``None`` if it has none."""
     whole = _texts_in(batch)
 
     def counts_up(numbers: Tensor) -> bool:  # as positions (N, L) do, which restart at 0 for each text
@@ -285,7 +286,7 @@ def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
 
 
 def template_of(clients: Sequence[Watched]) -> set[int]:
-    """Return the tokens that all texts contain, presumably a public template, and -1; only -1 for up to two texts."""
+    """Return the token ids in all texts, presumably a template's, and -1 (padding); -1 alone for up to two texts."""
     rows = [set(row.tolist()) for seen in clients if (own := texts_seen(seen)) for t in own.words for row in t]
     return (set.intersection(*rows) if len(rows) > 2 else set()) | {-1}
 
@@ -302,7 +303,7 @@ class FirstBlock:
 def read_first_block(again: WatchedReply, tensors: Tensors, shares: str, *, examples: int) -> FirstBlock | None:
     """Infer tokens from the tensors of a transformer's first block; ``None`` if there is no transformer.
 
-    ``again``: observed reply. ``tensors``: values by the names of ``Watched``. ``shares``: kind of ``tensors``:
+    ``again``: observed reply. ``tensors``: values by observed parameter name. ``shares``: kind of ``tensors``:
     ``weights``, ``delta`` or ``gradient``. ``examples``: number of examples behind them.
     """
     seen = again.watched

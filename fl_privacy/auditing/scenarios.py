@@ -77,7 +77,7 @@ Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedClient(WatchedReply):
-    """First reply of a client. ``ask`` repeats it on chosen examples; ``ask_later`` repeats the ``latest`` reply."""
+    """A client's first reply; ``ask`` and ``ask_later`` repeat it, or the ``latest`` reply, on chosen examples."""
 
     number: int
     ask: Ask
@@ -96,7 +96,7 @@ class AskedClient(WatchedReply):
 
 
 def scenario_of(name: str, *, uploads: str = "", examples: int = 1) -> Scenario:
-    """Return the scenario ``name``. Its ``leaves`` is ``False`` if it attacks gradients that never leave a client."""
+    """Return the scenario ``name`` for ``uploads`` (a phrase), each of so many ``examples``."""
     leaves = name not in ("evaluation", "gradient")
     return Scenario(name=name, title=SCENARIOS[name], uploads=uploads, leaves=leaves, examples=examples)
 
@@ -111,8 +111,8 @@ class Scenarios:
 
     Attributes:
         sites: number of all clients.
-        server: rule by which the server moves the model, or the reason why that is no step along the mean update.
-        evaluated: batches that clients evaluated.
+        server: rule by which the server applies the mean update, or the reason why it does not.
+        evaluated: batches that clients loaded for evaluation.
         attack_within: function from a number of evaluations to an attack that makes at most as many.
         tell: function that gets messages on the progress.
         defense: defense of uploads, which the attacker knows.
@@ -134,7 +134,7 @@ class Scenarios:
     _text: bool = field(default=False, init=False, repr=False)
 
     def aggregate(self, traces: Sequence[ClassTrace]) -> Iterator[Answer]:
-        """Yield answers about whole training uploads instead of single examples; call it after ``attack_all``.
+        """Yield answers on what whole training uploads reveal, such as classes; call it after ``attack_all``.
 
         ``traces``: change of the output bias and class counts of each client whose labels were observed.
         """
@@ -407,7 +407,7 @@ class Scenarios:
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
-    """Return a client's reply on example ``number`` alone, on its repeats, or on few examples; else the first error."""
+    """Return a client's reply to training on example ``number``, or copies, or a few examples; else the first error."""
     single = OnlyExamples(first=number, evaluation=evaluation)
     first = again = ask(single)
     fewest = (replace(single, first=few * number, number=few) for few in FEW)
@@ -433,7 +433,7 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
 
 
 def entered_apart(observation: Observation) -> Tensor:
-    """Return the inputs (N, ...) that single neurons of the first layer reveal, without those that are known anyway."""
+    """Return the inputs (N, ...) that first-layer neurons active for one example reveal, except those known anyway."""
     model = observation.model
     assert isinstance(model, ReplayModel)
     known = [value for n in model.fixed_inputs if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]

@@ -27,9 +27,9 @@ OTHER_RULES: Mapping[str, str] = {
 
 
 def server_plan_of(strategy: object) -> ServerPlan | str:
-    """Return how a strategy or server moves the model in round 1, or why that is no step along the mean update.
+    """Return how a server applies the clients' mean update in round 1, or a sentence on why it does not.
 
-    A strategy of another package counts as the Flower strategy that it extends; if it extends none, as a plain mean.
+    A ``strategy`` of another package counts as the Flower strategy that it extends; without one, as a plain mean.
     """
     plan = PLAIN_MEAN
     for _ in range(MOST_NESTED):

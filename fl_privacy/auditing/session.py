@@ -17,7 +17,7 @@ Show = Callable[[AuditRecord], None]
 class AuditSession:
     """An audit that writes its record and page: of a strategy, of an app that is run, or of saved updates.
 
-    ``show``, in a sandbox, receives the records. ``line`` is the final summary for a terminal.
+    ``show``: function that gets the records if the audit runs in a sandbox. ``line``: final summary for a terminal.
     """
 
     def __init__(self, folder: Path, show: Show | None = None) -> None:
@@ -30,7 +30,6 @@ class AuditSession:
         return (self.folder / PAGE).absolute()
 
     def record(self, going_on: str = "") -> AuditRecord:
-        """Return the record so far; ``going_on`` says what is still being done."""
         raise NotImplementedError
 
     def attack_all(self) -> None:

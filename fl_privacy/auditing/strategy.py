@@ -56,10 +56,10 @@ GivenPlan = LocalPlan | Mapping[str, object] | Context | None
 
 
 def read_plan(given: GivenPlan, config: Mapping[str, object]) -> tuple[LocalPlan, frozenset[str]]:
-    """Return the local plan and the names of the fields that were given.
+    """Return the settings of the clients' local training, and the names of those that were given.
 
     ``given``: a plan, a mapping of some of its fields, the server app's context (its run config is searched), or
-    ``None``. ``config``: config of the server's messages, searched with lower priority. ``UserError`` if a field does
+    ``None``. ``config``: settings in the server's messages, searched with lower priority. ``UserError`` if a field does
     not exist, or its value is out of range.
     """
     if isinstance(given, LocalPlan):
@@ -123,11 +123,11 @@ def audit(
 ) -> "AuditedStrategy":
     """Wrap ``strategy`` so that its clients' uploads are captured, attacked and shown on a page at the end.
 
-    Use it as ``strategy = audit(FedAvg(...), model=Net, data="cifar10")``; clients need not change. Clients behind
-    ``probe_mod`` are asked, after each audited round, for uploads of single images, the worst case of the literature.
-    Otherwise training updates of few images and steps are attacked, or else undefended uploads of one image that the
-    server itself computes. Strategy, random streams and the training's result stay unchanged, even if the audit fails.
-    ``UserError`` if an argument does not fit.
+    Use it as ``strategy = audit(FedAvg(...), model=Net, data="cifar10")``; clients need not change. Clients that use
+    the mod ``probe_mod`` are asked, after each audited round, for uploads of single images, the worst
+    case. Without it, training updates of few images and steps are attacked; if there are none, undefended uploads
+    of one image that the server itself computes. Strategy, random streams and the training's result stay unchanged,
+    even if the audit fails. ``UserError`` if an argument does not fit.
 
     Args:
         strategy: strategy of ``flwr.serverapp.strategy``, or a subclass.
@@ -173,10 +173,11 @@ class AuditedStrategy(StrategyAround):
     _rounds: int = field(default=1, init=False, repr=False)
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
-        """Run the strategy's own ``start``, then attack the captures and print the place of the page.
+        """Run the strategy's own ``start``, then attack the captured uploads and print where the page is.
 
-        Later errors of the audit do not stop it: they are in ``failure``. Before the training, ``UserError`` if there
-        is no client, arrays are not the model's, a round does not exist, or ``out`` can't be written.
+        Errors of the audit during or after the training do not stop it; ``failure`` holds them. Before the training,
+        ``UserError`` if there is no client, arrays are not the model's, a round does not exist, or ``out`` can't be
+        written.
         """
         given = inspect.signature(type(self.strategy).start).bind(self.strategy, *args, **kwargs)
         given.apply_defaults()

@@ -36,7 +36,7 @@ from fl_privacy.types.plan import Normalization
 
 
 def expect_strategy(strategy: object) -> None:
-    """Raise ``UserError`` unless ``strategy`` is a Flower strategy that trains a network."""
+    """Raise ``UserError`` unless this is a Flower strategy that trains a network."""
     kind = strategy if isinstance(strategy, type) else type(strategy)
     if isinstance(strategy, FedXgbBagging | FedXgbCyclic):
         raise UserError(f"A network is expected to be trained, but {kind.__name__} trains trees; use `audit APP`.")
@@ -58,7 +58,7 @@ def expect_strategy(strategy: object) -> None:
 
 
 def expect_rounds(rounds: object) -> None:
-    """Raise ``UserError`` if ``rounds`` is invalid for any number of trained rounds."""
+    """Raise ``UserError`` if ``rounds`` can't be right for a training of any length."""
     several = isinstance(rounds, list | tuple | set | frozenset | range)
     if isinstance(rounds, str) or not rounds or not (several or isinstance(rounds, int)):
         audited_rounds(rounds if isinstance(rounds, str) else [], 1, name="rounds", most="num_rounds")
@@ -72,7 +72,7 @@ MOST_PARTITION, AGREED = 999_999_999, 0.5
 
 
 def partition_of(reply: Message) -> int | None:
-    """Return the partition that the client of ``reply`` claims; ``None`` if it claims none."""
+    """Return the partition that a reply's client claims, if any."""
     record = reply.content.config_records.get(CLIENT)
     number = None if record is None else record.get(PARTITION)
     return number if type(number) is int and 0 <= number <= MOST_PARTITION else None
@@ -115,7 +115,7 @@ class AuditReport(AuditSession):
         partitions: client number -> partition that the client claims.
         identified: numbers of clients that claimed a partition in any round so far.
         nodes: largest number of nodes connected at once; ``None`` before the training.
-        server: rule by which the strategy moves the model along the mean update, or the reason why it does not.
+        server: rule by which the strategy applies the mean update, or the reason why it does not.
     """
 
     out: Path
@@ -303,7 +303,7 @@ SETTINGS = frozenset({"target_delta", "target-delta", "target_epsilon", "max_gra
 
 @dataclass(eq=False)
 class StatedByReplies:
-    """Metrics' names in clients' replies, and ``stated``: privacy parameter -> weakest value in the last replies."""
+    """Names of the metrics in clients' replies, and the weakest privacy parameters (``stated``) in the last replies."""
 
     stated: dict[str, float] = field(default_factory=dict)
     metrics: set[str] = field(default_factory=set)
@@ -322,7 +322,7 @@ class StatedByReplies:
 
 
 def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) -> tuple[ClaimRecord, ...]:
-    """Return verdicts on DP claims for ``rounds`` rounds: the strategy's, by draws of its noise, and the clients'."""
+    """Test the DP claims for ``rounds`` rounds: the strategy's by sampling its noise, and those in clients' replies."""
     found: list[ClaimVerdict] = []
     if stated_by(strategy) is not None:
         name, request = f"the server's {type(strategy).__name__}", DpCheckRequest(rounds=rounds, draws=DRAWS)

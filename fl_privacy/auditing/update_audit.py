@@ -52,9 +52,9 @@ class UpdateAuditRequest:
         before, after: file or folder of files with the model as sent, and with the update, respectively.
         model: ``file.py:Net`` or a program of ``torch.export``.
         shape: shape of an example; ``None`` infers it.
-        examples, steps: assumed numbers, each of which is attacked; empty infers them.
+        examples, steps: numbers of examples and local steps to assume, each in turn; empty infers them.
         lr: learning rate; ``None`` infers it.
-        data: examples behind the update, or all of the site; a subfolder named like an update has that update's.
+        data: folder of the true examples of all updates, or with a subfolder for each update, of the same name.
         others: examples of the same kind that the update never saw, for controls.
         normalization: pixels' normalization before the network.
         seconds: time after which no further attack begins.
@@ -182,7 +182,6 @@ class UpdateAudit(AuditSession):
         return replace(answer, notes=tuple(dict.fromkeys(notes)))
 
     def _control(self, observation: Observation, steps: int) -> Observation | None:
-        """Simulate the update on other examples, as a control; return its observation, or ``None`` for few examples."""
         number = observation.upload.num_examples
         rng = derive_generator(self.asked.seed, "control")
         pool = self.others
@@ -240,7 +239,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, labels=labels)
 
     def _common(self, made: Sequence[Reconstruction], chosen: Sequence[Batch]) -> tuple[int, float] | None:
-        """Return (exact guesses, share of examples with a duplicate); ``None`` if an exactly guessed one is unique."""
+        """Return (exact guesses, share of examples with duplicates) if each exact one has one, else ``None``."""
         every = torch.cat([*(truth.inputs for truth in self.truths), self.others]).flatten(1).float()
         pairs = [(one.batch.inputs, own.inputs) for one, own in zip(made, chosen, strict=True) if one.batch is not None]
         equal = torch.cat([own[_same(own, guess).any(1)] for guess, own in pairs])

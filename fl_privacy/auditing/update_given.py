@@ -71,7 +71,7 @@ def network_of(place: str) -> nn.Module:
 
 
 def _with_layers(program: nn.Module) -> nn.Module:
-    """Replace a program's operations by layers of ``torch.nn`` that compute the same."""
+    """Replace the operations in a program of ``torch.export`` by modules of ``torch.nn`` that compute the same."""
     for module in list(program.modules()):
         graph = getattr(module, "graph", None)
         for node in graph.nodes if isinstance(graph, Graph) else ():
@@ -195,7 +195,7 @@ def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> 
 
 
 def _written_names(network: nn.Module) -> dict[str, str]:
-    """Map names that transformers' ``save_pretrained`` writes to the model's; empty if it renames nothing."""
+    """Map names that transformers' ``save_pretrained`` writes to the model's; empty if equal."""
     loading = sys.modules.get("transformers.core_model_loading")
     written = getattr(loading, "revert_weight_conversion", None)  # earlier versions write the model's names
     if written is None:

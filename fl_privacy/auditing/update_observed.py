@@ -29,7 +29,7 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, eq=False)
 class SentModel:
-    """The model as sent: values of the file BEFORE or, if not given, of the network; ``held``: names in the file."""
+    """The model sent, from the file BEFORE or, if that lacks a value, the network; ``held``: names in the file."""
 
     state: ModelState
     held: frozenset[str]
@@ -38,10 +38,10 @@ class SentModel:
 
 @dataclass(frozen=True, eq=False)
 class SavedUpdate:
-    """One client's update: values sent (``sent``) and uploaded, by the names in the model.
+    """One client's update, loaded from files: values sent (``sent``) and uploaded, by the names in the model.
 
     ``is_change``: ``True`` if ``upload`` is the change, ``False`` if it is the new values. ``steps``: number of local
-    steps that the file states. ``said``: notes for the page.
+    steps, if the file states it. ``said``: notes for the page.
     """
 
     name: str
@@ -86,7 +86,7 @@ def updates_of(network: nn.Module, before: Path, after: Path) -> list[SavedUpdat
 
 
 def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
-    """Return the values in the file BEFORE, under the network's names; ``UserError`` if they do not fit."""
+    """Return the model sent to the client, from the arrays in the file BEFORE; ``UserError`` if they do not fit."""
     if before.is_change:
         raise UserError("BEFORE is expected to hold weights, but holds a change (WEIGHT_DIFF); give the model as sent.")
     values, said = named_as_in(network, before.arrays, "BEFORE")
@@ -101,7 +101,7 @@ def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
 
 
 def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArrays) -> SavedUpdate:
-    """Build the update from ``before`` to ``after`` under the network's names; ``UserError`` if unfit, or no change."""
+    """Build the update ``name`` of two files, by ``network``'s parameter names; ``UserError`` if unfit or no change."""
     moved, said = named_as_in(network, after.arrays, "AFTER")
     sent = before.state
     upload = {n: moved[n] for n in sent.parameters if n in moved}
@@ -125,7 +125,7 @@ def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArra
 class Inferred:
     """Facts about the training that an update reveals.
 
-    ``backwards``: ``True`` if the files seem swapped: in this order all classes but one would be in the batch.
+    ``backwards``: ``True`` if the two files seem swapped: otherwise the batch would hold all classes but one.
     """
 
     num_classes: int
@@ -137,7 +137,7 @@ class Inferred:
 
 
 def inferred(network: nn.Module, update: SavedUpdate, shape: tuple[int, ...], num_classes: int) -> Inferred:
-    """Infer facts about the training before an attack.
+    """Infer learning rate, numbers of steps and examples, and shares of classes before an attack.
 
     The change of the output layer's bias is -rate (p - c): p are the mean softmax outputs, c the shares of classes.
     Classes that the batch lacks have c = 0, so their change gives the rate, and then c.
@@ -180,7 +180,7 @@ def observation_of(
 ) -> Observation:
     """Build the observation of an update, assuming that it took ``steps`` steps on ``examples`` examples.
 
-    ``lr``: ``None`` takes the rate of ``found``.
+    ``lr``: learning rate; ``None`` takes that of ``found``. ``number``: the update's position. ``shape``: an example's.
     """
     rate = found.rate / steps if lr is None and found.rate is not None else lr
     plan = LocalPlan(

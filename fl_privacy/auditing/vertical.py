@@ -36,7 +36,7 @@ class SplitTraining:
 
     @contextmanager
     def looking(self, *, client: bool = False) -> Iterator[None]:
-        """Observe losses until the block ends: the server's, with their labels, or a ``client``'s."""
+        """Record the server's losses with their labels, or a ``client``'s, until the block ends."""
         functional = importlib.import_module("torch.nn.functional")
         with ExitStack() as stack:
             for name in LOSSES:
@@ -69,7 +69,7 @@ class SplitTraining:
                     kept[node].append(array.reshape(len(array), -1).astype(np.float32))
 
     def answers(self) -> Iterator[Answer]:
-        """Yield an answer on the labels that a client can infer from what the server returns."""
+        """Yield an answer on how well a client infers labels from the vectors that the server returns."""
         if self._clients_have_labels or not (self.received and self.sent):
             return
         labels, number, classes = self._labels, len(self._labels), int(self._labels.max()) + 1

@@ -39,11 +39,11 @@ def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
 
 
 def meant_by(word: str, allowed: Collection[str], group: str = "", *, above: str | None = None) -> str:
-    """Return the ``allowed`` name, or the advice, that fits a misspelled ``word``; empty if nothing fits.
+    """Return the ``allowed`` name, or the override to suggest, that fits a misspelled ``word``; empty if none fits.
 
     Aliases (``aliases.json``) of the configuration ``group``, or of settings if it is empty, come before similar names.
-    ``above``: section of a misspelled setting. In the outermost one ("") and in ``federation``, the result may also be
-    the name of a setting elsewhere.
+    ``above``: configuration section of a misspelled setting, "" at top level; there and in ``federation``, the result
+    may also be a setting of another section.
     """
     table = aliases()
     plain = re.sub(r"[\s.-]+", "_", word.strip().lower())
@@ -67,8 +67,8 @@ _YEAR = re.compile(r"(_?et_?al)?_?((19|20)?\d\d)?$")
 def aliases() -> Mapping[str, Any]:
     """Return other names that users type for options and settings, from ``aliases.json``.
 
-    ``options``: group -> option, or advised override such as ``server=imprint`` -> aliases. ``settings``: setting ->
-    aliases. ``elsewhere``: alias -> full name of the setting.
+    ``options``: configuration group -> option -> aliases; an override to suggest, such as ``server=imprint``, may
+    replace an option. ``settings``: setting -> aliases. ``elsewhere``: alias -> full name of the setting.
     """
     return shipped(__file__, "aliases.json")  # type: ignore[no-any-return]
 
@@ -226,7 +226,7 @@ def _of_type(hint: Any, plain: object, where: str) -> object:
 
 
 def each(make: Callable[[Any, str], _R], plain: object, where: str, *, at_least: int = 0) -> tuple[_R, ...]:
-    """Return ``make(entry, place)`` for each entry of the list ``plain``; ``ValueError`` for no list or a short one."""
+    """Return ``make(entry, where[number])`` for each list entry; ``ValueError`` on ``where`` if none or too short."""
     if not isinstance(plain, list) or len(plain) < at_least:
         raise ValueError(f"{where} is {beginning(plain)}, not a list of at least {at_least}")
     return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(plain))

@@ -26,7 +26,7 @@ INSTALLED_BY: Mapping[str, str] = {
 
 
 def lacks(package: str, what: str, *, instead: str = "") -> UserError:
-    """Return the error for a missing ``package``, needed by ``what`` (such as Epsilon); ``instead``: an alternative."""
+    """Return the error for a ``package`` that is missing for the feature ``what``; ``instead``: alternative advice."""
     other = f", {instead}" if instead else ""
     return UserError(
         f"{what} is expected to find the package {package}, but it is not installed; run"
@@ -81,9 +81,9 @@ def registered_files(package: str) -> dict[str, str]:
 def on_demand(
     package: str, *, registers: bool = False
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` with which ``package`` imports its names on first use.
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a ``package`` that imports its names on first use.
 
-    Names are those imported under ``if TYPE_CHECKING`` and, with ``registers``, those of ``registered_files``. If a
+    Names are those imported under ``if TYPE_CHECKING`` and, with ``registers``, those of :func:`registered_files`. If a
     name needs a package that is not installed, the ``UserError`` says how to install it.
     """
     module = sys.modules[package]

@@ -86,8 +86,8 @@ def audit(  # noqa: PLR0917
 ) -> None:
     """Run an unmodified Flower app and show what its clients' uploads leak.
 
-    The app's code runs in this process, as `flwr run` would run it. The page first lists what is sent in the clear,
-    then what can be reconstructed from updates, from one example in one step to the app's real uploads.
+    The app's code runs in this process, as `flwr run` would run it. The page lists what is sent in the clear, then what
+    can be reconstructed: first if one example is trained in one step, last from the app's real uploads.
     """
     several = {"run_config": run_config, "node_config": node_config, "defense": with_defense}
     asked = _asked(nodes, rounds, victims=victims, budget=budget, seconds=seconds) | {
@@ -116,7 +116,7 @@ def audit(  # noqa: PLR0917
 def _check(app: Path, asked: dict[str, Any], *, only: bool) -> None:
     """Raise ``UserError`` if the audit ``asked`` can't start; if ``only``, print what the app needs, and exit.
 
-    If data are made up and no script can be run, the project's network is audited instead, and the reason noted.
+    If no script can be run and the data are made up, set ``asked`` to audit the app's network alone, with the reason.
     """
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
     from fl_privacy.auditing.app.check import check_app  # noqa: PLC0415
@@ -143,7 +143,7 @@ Audited = Callable[[Callable[[str], None]], tuple[str, Path]]
 
 
 def print_audit(run: Audited, *, as_json: bool, open_page: bool) -> None:
-    """Run an audit and print its summary or, if ``as_json``, the content of ``audit.json``."""
+    """Call ``run``, which audits, and print its summary line or, if ``as_json``, the content of ``audit.json``."""
     from fl_privacy.cli.console import Lines  # noqa: PLC0415
 
     aside = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
@@ -203,7 +203,7 @@ def _audited(app: Path, asked: Mapping[str, Any], out: Path, tell: Callable[[str
 def review(
     app: AppPlace, as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False
 ) -> None:
-    """Review a Flower app without running it: mods, strategies, pins, pickles, network, privacy settings."""
+    """Review a Flower app without running it: mods, strategies, pinned versions, pickles, network access, settings."""
     from fl_privacy.auditing.app.review import review_app  # noqa: PLC0415
 
     found = review_app(app)

@@ -37,8 +37,8 @@ def audit_update(  # noqa: PLR0917
 ) -> None:
     """Show what can be reconstructed from the change between two files, whatever framework trained.
 
-    Files are safetensors, .npz, PyTorch checkpoints, NVFlare's DXO, Fed-BioMed's .mpk or OpenFL's .pbuf, never run;
-    the code of --model is. Numbers of examples and steps are inferred if not given, or a few are tried.
+    Files are safetensors, .npz, PyTorch checkpoints, NVFlare's DXO, Fed-BioMed's .mpk or OpenFL's .pbuf; none of their
+    code is run, but that of --model is. Numbers of examples and steps are inferred if not given, or a few are tried.
     """
     one_of("--budget", budget, ("quick", "standard", "thorough"))
     number("--seconds", seconds, above=0, example=600.0)
@@ -86,7 +86,7 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def _span(option: str, text: str | None) -> tuple[int, ...]:
-    """Parse ``8`` as (8,), ``3-20`` as (3, 6, 12, 20), and ``None`` as (); ``option`` is named in the error."""
+    """Parse ``8`` as (8,), ``3-20`` by doubling as (3, 6, 12, 20), and ``None`` as (); an error names ``option``."""
     if text is None:
         return ()
     low, _, high = text.partition("-")

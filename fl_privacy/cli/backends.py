@@ -1,4 +1,4 @@
-"""Build the backend that ``backend=`` and ``secure_aggregation=`` name; only this one is imported."""
+"""Build the backend that ``backend=`` and ``secure_aggregation=`` name."""
 
 from collections.abc import Generator
 from functools import partial

@@ -17,7 +17,7 @@ from fl_privacy.site.gate.plain_yaml import loaded
 
 
 def catalog_tables(kinds: Sequence[str] = ()) -> list[Table]:
-    """Build a table of the options of each of ``kinds``, by default of all; ``UserError`` if a kind does not exist."""
+    """Build a table of the names that can be chosen for each of ``kinds``, such as ``attack``; by default for all."""
     there = (*groups(), "experiment", *_OTHERS)
     wanted = ["metrics" if kind == "metric" else kind.rstrip("=") for kind in kinds] or there
     for kind in wanted:
@@ -47,7 +47,7 @@ _OTHERS: Mapping[str, Callable[[], dict[str, str]]] = {
 
 
 def describe_option(group: str, name: str) -> str:
-    """Return the description of an option: the first comment of its file, or the first docstring line of its target."""
+    """Return an option's description, from its file's first comment or its target's docstring."""
     path = options(group)[name]
     if comment := comment_of(path):
         return comment

@@ -1,4 +1,4 @@
-"""Show progress: on a terminal by bars, time left and a table of rounds, elsewhere by occasional lines."""
+"""Show progress: on a terminal by bars and tables, elsewhere by occasional lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report errors in one line with an exit status, handle signals, and print text without its terminal controls."""
+"""Report errors in one line, handle signals, and print text without terminal controls."""
 
 import errno
 import signal

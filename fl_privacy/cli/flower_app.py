@@ -135,8 +135,8 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Clie
 def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: frozenset[str] | None) -> RunSettings:
     """Compose the settings of ``overrides``, with a cache.
 
-    Overrides come over the network: only what is registered or ``trusted`` is built. A node refuses paths, except in
-    the settings ``unread``, which it ignores; ``None`` allows all, for simulations.
+    Overrides come from the network: only registered or ``trusted`` classes are built, and paths are refused, except in
+    the settings ``unread``, which this node never uses. ``None`` (simulations) allows paths.
     """
     expect_plain(
         list(overrides), list(trusted), where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)"
@@ -162,9 +162,9 @@ def _settings(context: Context) -> RunSettings:
 
 @contextmanager
 def _hiding_paths(*, own_folder: bool = False) -> Iterator[None]:
-    """Outside simulations, log a ``UserError`` that has a path, and raise one without details instead.
+    """Outside simulations, log a ``UserError`` that names a path, and raise another without details for the server.
 
-    If ``own_folder``, do so for every ``UserError``.
+    ``own_folder``: ``True`` does so for every ``UserError``.
     """
     try:
         yield
@@ -181,7 +181,7 @@ def _hiding_paths(*, own_folder: bool = False) -> Iterator[None]:
 
 
 def make_client(context: Context) -> PrivacyClient:
-    """Build the node's client; outside simulations, its seed is the node's secret and a file keeps its state."""
+    """Build the node's client; outside simulations, it draws from the node's secret and keeps its state in a file."""
     config = _settings(context)
     client, memory = _client(config, context), None if _is_simulated() else node_memory(context)
     if memory is not None:

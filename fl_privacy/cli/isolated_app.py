@@ -1,4 +1,4 @@
-"""Run third-party code in a process that gives up network and files before it imports other packages."""
+"""Run third-party code in a process that first gives up network and files."""
 
 import io
 import json

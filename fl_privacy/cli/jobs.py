@@ -1,4 +1,4 @@
-"""Run one experiment or a sweep; errors in a configuration are reported before PyTorch is imported."""
+"""Run one experiment or a sweep."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ def run(
     """Train, intercept, attack, report.
 
     The defaults are a small federation on the digits of mnist_mini. Change them by KEY=VALUE: the options that
-    `fl-privacy list` shows (defense=pruning), any key that `--cfg` shows (defense.rate=0.99, federation.rounds=50).
-    A paper's preset, such as experiment=fdl_pp_paper, runs in a short form with its baselines; paper=full as published.
+    `fl-privacy list` shows (defense=pruning), any key that `--cfg` shows (defense.rate=0.99, federation.rounds=50). A
+    paper's preset, such as experiment=fdl_pp_paper, runs shortened, with its baselines; paper=full as published.
 
     Several values: `-m defense=none,pruning seed=0,1` runs all combinations, skips what has finished, and compares.
     """
@@ -81,11 +81,11 @@ def run(
 def attack(
     overrides: Overrides = None, multirun: Multirun = False, cfg: ShowConfig = False, open_page: OpenPage = False
 ) -> None:
-    """Attack without training: fresh or given weights, or what a run captured.
+    """Attack without training: fresh or given weights, or uploads that a run saved.
 
     Victims come from the data's test split. The model is fresh (`model=lenet_dlg attack=idlg victims=100`), or that of
-    a run (`weights=RUN_DIR`). What a run with `intercept.save=true` kept is attacked by `captured=RUN_DIR`.
-    A paper's preset, such as experiment=sapag_paper, runs in a short form with its baselines; paper=full as published.
+    a run (`weights=RUN_DIR`). `captured=RUN_DIR` attacks the uploads of a run with `intercept.save=true`. A paper's
+    preset, such as experiment=sapag_paper, runs shortened, with its baselines; paper=full as published.
     """
     run_jobs(
         "attack", overrides or [], console=faults.Terminal(), multirun=multirun, show_config=cfg, open_page=open_page
@@ -111,10 +111,10 @@ def train_evaluator_command(overrides: Overrides = None) -> None:
 
 @app.command("train-generator")
 def train_generator_command(overrides: Overrides = None) -> None:
-    """Train the generator of images that attack=ggl and gifd search, on public images.
+    """Train the image generator that attack=ggl and attack=gifd search, on public images.
 
-    `data=cifar10 out=FILE`, then `attack data=cifar10 attack=ggl attack.generator=FILE`; victims from its own split are
-    refused. A killed training resumes. Other keys are those of conf/generator.yaml, such as split=test steps=2000.
+    `data=cifar10 out=FILE`, then `attack data=cifar10 attack=ggl attack.generator=FILE`, which refuses victims from the
+    split it was trained on. A killed training resumes. Other keys are those of conf/generator.yaml, such as steps=2000.
     """
     say(LOADING)
     from fl_privacy.cli.train_networks import make_generator  # noqa: PLC0415
@@ -126,8 +126,8 @@ def train_generator_command(overrides: Overrides = None) -> None:
 def search_policies_command(overrides: Overrides = None, cfg: ShowConfig = False) -> None:
     """Search for the image transformations that the defense ATS (defense=ats) draws from.
 
-    `data=fashion_mnist model=resnet20 policies=1500`, then `run defense=ats defense.policies=FOLDER`. A killed search
-    resumes. Other keys are those of conf/policy_search.yaml, which `--cfg` shows.
+    After `search-policies data=fashion_mnist model=resnet20 policies=1500`, train with what was found: `run defense=ats
+    defense.policies=FOLDER`. A killed search resumes. `--cfg` shows all keys (conf/policy_search.yaml).
     """
     from fl_privacy.runs.config import compose_file, to_yaml  # noqa: PLC0415
 
@@ -169,8 +169,8 @@ def report(  # noqa: PLR0917
 ) -> None:
     """Write one HTML page on one or many runs, finished or not.
 
-    A run's page shows the clients' images; only its owner can read it. Copies by --share hold figures alone, without
-    captured updates and weights; --with-originals adds originals and reconstructions. --brief writes `brief.html`,
+    A run's page shows the clients' images; only its owner can read it. Copies by --share hold metrics, but no images,
+    captured updates or weights; --with-originals adds originals and reconstructions. --brief writes `brief.html`,
     without pictures, for a data protection impact assessment, by sections of EDPB Opinion 28/2024 and SATRE 2.0.
     """
     from fl_privacy.report import share_report, write_brief, write_report  # noqa: PLC0415
@@ -263,11 +263,11 @@ def supernode(
     """Run Flower's SuperNode with one process for all messages instead of a new one for each.
 
     Options are those of `flower-supernode`: `--superlink HOST:PORT --root-certificates ca.crt
-    --auth-supernode-private-key KEY --node-config 'partition-id=0 num-partitions=4'`. An installed app answers; code of
-    a run's bundle is not executed unless the policy has `runs`.
+    --auth-supernode-private-key KEY --node-config 'partition-id=0 num-partitions=4'`. An installed app answers. Code
+    that a run brings is executed only if the policy has an entry `runs`.
 
-    With --policy (a file, or strict, research or dp) the app runs in a process without network, key or ledger, and only
-    what the policy names may leave: `fl-privacy policy check SITE.YAML` explains it.
+    With --policy (a file, or strict, research or dp) the app runs in a process without network, node key or privacy
+    ledger, and only what the policy names may leave: `fl-privacy policy check SITE.YAML` explains it.
     """
     raise typer.Exit(run_node(context.args, app=client_app, patience=patience, policy=policy))
 
@@ -303,7 +303,7 @@ def node_cost(
 ) -> None:
     """Measure a client's round on one core with little memory; the runs' pages then show CPU time, memory, energy.
 
-    A memory cgroup limits the process if this user may make one; else its parent ends it at the limit.
+    The operating system (a memory cgroup) limits the memory if this user may set it; else a process above it is killed.
     """
     from fl_privacy.site.deploy.device import MIB, measure_nodes  # noqa: PLC0415
 

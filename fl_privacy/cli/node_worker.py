@@ -17,7 +17,10 @@ from fl_privacy.site.gate.linux_calls import hide_memory
 
 
 def serve_node(address: str, app: str, report: str, policy: str = "") -> None:
-    """Answer messages until standard input ends; the file ``report`` gets the app's loading error, or is left empty."""
+    """Answer the messages of the SuperNode at ``address`` with the app MODULE:NAME until standard input ends.
+
+    ``report``: file for an error in loading the app, empty if it loads. ``policy``: file of the site's policy, if any.
+    """
     from fl_privacy.cli.faults import ENDING  # noqa: PLC0415  (an app's process needs none of it)
 
     hide_memory()
@@ -51,7 +54,7 @@ def serve_node(address: str, app: str, report: str, policy: str = "") -> None:
 
 
 def answerer(app: str, policy: str) -> tuple[Any, ...]:
-    """Return arguments of ``answer_messages`` for ``app``, behind ``policy`` if given, or for apps that runs bring."""
+    """Return the arguments with which ``answer_messages`` serves ``app`` or, if ``policy`` says so, the runs' apps."""
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
     if not policy or (found := read_policy(policy)).runs is None:
@@ -65,7 +68,7 @@ def answerer(app: str, policy: str) -> tuple[Any, ...]:
 
 
 def gated_app(reference: str, policy: str) -> Any:
-    """Start the app in an isolated process, with messages checked by ``policy``; ``UserError`` if that fails."""
+    """Start the app ``reference`` (MODULE:NAME) in isolation; return an app that applies a policy file to messages."""
     from fl_privacy.flower.app_process import Cell  # noqa: PLC0415
     from fl_privacy.flower.gate import Gate  # noqa: PLC0415
     from fl_privacy.flower.inside.identity import identify_process  # noqa: PLC0415

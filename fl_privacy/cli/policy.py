@@ -51,7 +51,7 @@ def try_app(  # noqa: PLR0917
     node_config: NodeConfig = None,
     mirror: Mirror = None,
 ) -> None:
-    """Run an app in simulation without and with the gate: what would be refused, its figures, epsilon over rounds.
+    """Simulate an app without and with the gate; show what it refuses, both trainings' metrics, epsilon over rounds.
 
     The app's code runs in this process, as with `flwr run`: trust it as you would then. The ledger is temporary.
     """
@@ -147,7 +147,8 @@ def show_ledger(
 ) -> None:
     """Show what has left this site, and how much of the budget is spent.
 
-    A ledger that is missing, torn, changed or older than its anchor gives one line and a non-zero status.
+    A ledger that is missing, has an incomplete line, was changed, or is older than its anchor (a copy of the last
+    entry's digest) gives one line and a non-zero status.
     """
     checks.whole("--last", last, at_least=0, example=20)
     from fl_privacy.site.gate.ledger import Ledger  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Audit an app in an isolated process, and check and write its page outside (``audit --sandbox``)."""
+"""Audit an app in an isolated process: ``audit --sandbox``."""
 
 import os
 import time

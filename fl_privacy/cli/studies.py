@@ -48,7 +48,7 @@ def benchmark(  # noqa: PLR0917
     only_report: OnlyReport = False,
     open_page: OpenPage = False,
 ) -> None:
-    """Rank defenses by what attackers reconstruct: a fixed track, one leaderboard.
+    """Run a fixed set of experiments (a track) and rank defenses by what attackers reconstruct.
 
     `fl-privacy benchmark smoke --jobs 2` takes minutes; a killed one resumes. With `--entry my_defense.py
     defense.share=0.01,0.1` your defense is ranked, too. `fl-privacy advise --table FOLDER` answers from the results.
@@ -205,8 +205,8 @@ def advise(
     """Recommend the cheapest defense that costs little accuracy and behind which nothing was reconstructed.
 
     A defense is recommended only for the attacked batch size, and if the attack beat the best guess without the update,
-    but reconstructed nothing; for texts, only noise or rounding of uploads of one text. Each measurement that fits the
-    given settings has its own answer. `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID
+    but reconstructed nothing. For texts, noise and rounding are considered, with one text an upload. Each measurement
+    that fits the given settings has its own answer. `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID
     accuracy_loss=5`, answers from your runs; `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a
     benchmark. Shipped: `data=mnist_mini` (images), `data=adult` (rows), `data=sst2` or `data=ag_news` (texts).
     """

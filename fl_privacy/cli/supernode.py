@@ -34,10 +34,9 @@ _OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl
 def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str = "") -> int:
     """Run ``flower-supernode ARGUMENTS`` with a worker process that answers by ``app``; return its exit status.
 
-    The worker imports PyTorch and loads the app before the node connects, and is restarted if it dies. ``patience``:
-    seconds to retry if the SuperLink fails, or still counts a lost node as connected; 0 ends the node. ``policy``: file
-    or name of the policy by which the worker checks messages. ``UserError`` if ``arguments`` set what this command sets
-    itself, or app, policy, ledger or isolation are not available.
+    ``patience``: seconds to retry if the SuperLink fails, or still counts a lost node as connected; 0 ends the node.
+    ``policy``: file or name of the policy by which the worker checks messages. ``UserError`` if ``arguments`` set what
+    this command sets itself, or app, policy, ledger or isolation are not available.
     """
     given = [name for argument in arguments if len(name := argument.partition("=")[0]) > len("--i")]
     if taken := [ours for ours in _OURS if any(ours.startswith(name) for name in given)]:
@@ -82,9 +81,9 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
 
 
 def _expect_policy(policy: str, key: Path | None, app: str) -> bool:
-    """Check a policy for this node, and log what it leaves open; return ``True`` if runs bring their apps.
+    """Check a site's policy and log its risks; return ``True`` if each run sends its own app instead of ``app``.
 
-    ``UserError`` if ``app`` is this package's, or can read ledger, policy or node ``key``.
+    ``UserError`` if ``app`` is this package's own, or may read the privacy ledger, the policy or the node's ``key``.
     """
     from fl_privacy.site.gate import READY  # noqa: PLC0415
     from fl_privacy.site.gate.isolation import Wishes, readable  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Train Refiner's evaluation network or an image generator on public data, unless the file already holds it."""
+"""Train Refiner's evaluation network or an image generator on public data."""
 
 import copy
 import hashlib
@@ -45,7 +45,7 @@ RATIOS = torch.linspace(0, 1, 11)  # true noise ratios in that table
 
 
 def train(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the network of ``conf/evaluator.yaml``; return its file. ``UserError`` if the file has another network."""
+    """Train the network of ``conf/evaluator.yaml``; return its file. ``UserError`` if the file has other settings."""
     settings = checked_settings("evaluator", overrides)
     dataset = build_dataset(settings["data"])
     texts = texts_of(dataset.train) is not None
@@ -98,10 +98,10 @@ def checked_settings(kind: str, overrides: Sequence[str]) -> dict[str, Any]:
 def place_of(
     settings: Mapping[str, Any], cached: str, key: str, about: Callable[[Path], Mapping[str, str]], console: Console
 ) -> tuple[Path, bool]:
-    """Return the output file, and ``True`` if it holds the result that ``key`` identifies already.
+    """Return the output file, and ``True`` if it already holds the result identified by ``key``.
 
-    ``cached``: file name in the cache, if ``settings`` name none. ``about``: function that reads a file's metadata.
-    ``UserError`` if the file holds another result and ``overwrite`` is not set.
+    The file is ``settings["out"]``, else ``cached`` in the cache folder. ``about``: function that reads a file's
+    metadata. ``UserError`` if the file holds another result and ``overwrite`` is not set.
     """
     file = user_cache_folder() / cached if settings["out"] is None else expanded(settings["out"])
     if settings["overwrite"] or not file.exists():
@@ -163,7 +163,7 @@ def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int
 
 
 def thinned(there: int, number: int | None, *, at_least: int = 1) -> slice:
-    """Return a slice of ``number`` evenly spaced examples out of ``there``; all for ``None``, or if there are fewer."""
+    """Return a slice of ``number`` (``at_least`` or more) evenly spaced of ``there`` examples; all for ``None``."""
     if number is None:
         return slice(None)
     whole("images", number, at_least=at_least, example=1000)
@@ -172,7 +172,7 @@ def thinned(there: int, number: int | None, *, at_least: int = 1) -> slice:
 
 
 def key_of(plan: EvaluatorPlan | GeneratorPlan, seed: int, *examples: Tensor, more: Sequence[str] = ()) -> str:
-    """Return a hash of all that determines a training's result."""
+    """Return a hash of all that determines a training's result, including the texts ``more``."""
     content = hashlib.sha256(b"".join(each.contiguous().numpy().tobytes() for each in examples))
     content.update(json.dumps([examples[0].shape, seed, asdict(plan), *more]).encode())
     return content.hexdigest()[:16]
@@ -182,7 +182,7 @@ SECONDS_BETWEEN_STATES = 60.0  # interval at which the state of the training is 
 
 
 def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the generator of ``conf/generator.yaml``; return its file. ``UserError`` if the file has another one."""
+    """Train the generator of ``conf/generator.yaml``; return its file. ``UserError`` if the file has other settings."""
     settings = checked_settings("generator", overrides)
     chosen = {name: settings[name] for name in GeneratorPlan.__dataclass_fields__}
     check_arguments(GeneratorPlan, chosen, "generator")

@@ -39,7 +39,7 @@ FURTHER: Mapping[HTTPStatus, dict[str, str]] = {
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Read-only server of the pages of ``watched`` on this machine, at an address that other users can't know."""
+    """Local read-only web server of the ``watched`` runs' progress pages; its address holds a secret token."""
 
     daemon_threads = True
     block_on_close = False

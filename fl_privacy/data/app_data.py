@@ -122,7 +122,10 @@ def _pixels(image: Any) -> Tensor:
 
 
 def probe_seed(probe: int, size: int) -> int:
-    """Return the seed of the global random streams while ``size`` examples of probe number ``probe`` are drawn."""
+    """Return the seed for global random generators while examples are drawn for a probe, an extra attacked upload.
+
+    ``probe``: number of the probe; ``size``: number of its examples.
+    """
     return derive_seed(0, "probe", probe, size)
 
 

@@ -224,7 +224,7 @@ def _decode(parts: Sequence[Any], column: str, reading: _Reading, name: str) -> 
 
 
 def hold_out(examples: E) -> tuple[E, E]:
-    """Split examples into four fifths and one fifth of each class, always the same; ``UserError`` for under five."""
+    """Split off one fifth of each class, always the same; ``UserError`` for fewer than five examples in all."""
     if len(examples) < _HELD_OUT:
         raise UserError(
             f"A data set without a test split is expected to have at least {_HELD_OUT} examples,"
@@ -249,9 +249,9 @@ def load_with_attribute(
 ) -> Dataset:
     """Load a data set whose examples have an attribute in addition to their class.
 
-    ``name``: see ``load_data``, also for other arguments. ``task``: coarse classes, each a list of the data set's
-    classes, which become attributes. ``attribute_column``: column of the attributes, instead of ``task``. ``UserError``
-    if both or neither are given, there is no such data set or column, or ``task`` does not contain each class once.
+    ``task``: coarse classes, each a list of the data set's classes, which become attributes. ``attribute_column``:
+    column of the attributes, instead of ``task``. For other arguments, see :func:`load_data`. ``UserError`` if both or
+    neither are given, there is no such data set or column, or ``task`` does not contain each class once.
     """
     if (task is None) == (attribute_column is None):
         raise UserError(
@@ -272,7 +272,10 @@ def load_with_attribute(
 
 
 def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
-    """Group classes by ``task``; old ones become attributes. ``UserError`` unless each is in one of several lists."""
+    """Replace classes by groups of classes, and keep the old ones as attributes.
+
+    ``task``: name of each group and its classes. ``UserError`` unless each class is in exactly one of several groups.
+    """
     listed = [str(own) for group in task.values() for own in group]
     wrong = [f"{n} {listed.count(n)} times" for n in examples.class_names if listed.count(n) != 1]
     wrong += [f"{n}, which is no class" for n in listed if n not in examples.class_names]

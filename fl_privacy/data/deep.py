@@ -20,7 +20,7 @@ LEAST_OF_WHITE = 0.25
 
 @dataclass
 class Deep:
-    """Notes gray images with signed values or more than 8 bits per pixel; they get a common black and white level."""
+    """Record of a data set's gray images with signed values or more than 8 bits per pixel, to scale them alike."""
 
     places: list[int] = field(default_factory=list)  # indices of these images
     low: float = math.inf  # least value of all these images

@@ -41,7 +41,6 @@ class Vocabulary:
         return found
 
     def word_numbers(self, tokens: Tensor) -> Tensor:
-        """Convert texts' tokens (N, L) to ids (N, W) of W words, equal for equal words; -1 pads both."""
         rows = [[zlib.crc32(word.encode()) for word in self.words(row)] for row in tokens.tolist()]
         width = max(1, max(map(len, rows), default=1))
         return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.long).reshape(-1, width)
@@ -118,10 +117,7 @@ class Examples(LabelledExamples):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TextExamples(LabelledExamples):
-    """Texts as ``tokens`` (N, L) int32, left-aligned and padded with -1.
-
-    ``next_token`` is ``True`` for models that predict each next token rather than the class of the text.
-    """
+    """Texts as ``tokens`` (N, L) int32, left-aligned and padded with -1."""
 
     modality: ClassVar[Modality] = TEXTS
 
@@ -129,7 +125,7 @@ class TextExamples(LabelledExamples):
     labels: Tensor
     class_names: tuple[str, ...]
     vocabulary: Vocabulary
-    next_token: bool = False
+    next_token: bool = False  # ``True`` for models that predict each next token rather than the class of the text
     groups: Tensor | None = None
     attributes: Tensor | None = None
     attribute_names: tuple[str, ...] = ()

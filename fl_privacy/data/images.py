@@ -37,8 +37,9 @@ def decode_images(
 ) -> Tensor:
     """Decode ``count`` images of any format that PIL reads, in chunks, to (N, C, H, W) uint8.
 
-    ``image_size`` (height and width): ``None`` keeps the size, which all must share. ``channels`` (1 or 3): ``None``
-    takes those of the first image. ``UserError`` if an image can't be read, sizes differ, or memory is short.
+    ``image_size`` (height and width): ``None`` keeps the size, which all must share; ``fit``: way to scale, see
+    :func:`fit_images`. ``channels`` (1 or 3): ``None`` takes those of the first image. ``UserError``, with the data
+    set's ``name``, if an image can't be read, sizes differ, or memory is short.
     """
     images: Tensor | None = None
     chunk: list[Tensor] = []

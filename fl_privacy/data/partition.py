@@ -79,7 +79,7 @@ class ClassShares:
 
 
 def _drawn(shares: "np.ndarray[Any, Any]", quota: int, left: "np.ndarray[Any, Any]", rng: np.random.Generator) -> Any:
-    """Draw ``quota`` examples by ``shares`` of K classes; return their number (K,) by class, at most ``left`` (K,)."""
+    """Draw ``quota`` examples with class probabilities ``shares`` (K,); return counts (K,), at most ``left`` (K,)."""
     taken = np.zeros_like(left)
     while missing := quota - int(taken.sum()):
         open_ = np.where(left > taken, shares, 0.0)

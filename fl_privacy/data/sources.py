@@ -92,7 +92,7 @@ class Photographs:
 
 @dataclass(frozen=True)
 class HubData:
-    """Data set on the hub; downloaded once, then taken from the hub's cache."""
+    """Data set on the Hugging Face Hub; downloaded once, then taken from its cache."""
 
     path: str
     config: str | None = None
@@ -188,7 +188,7 @@ MOST_UNPACKED = 100  # most times its size, plus 1 GiB, that a parquet file may 
 
 @dataclass(frozen=True)
 class ParquetFolder:
-    """Data in ``<folder>/<split>.parquet``, or in the hub's ``<split>-00000-of-00002.parquet``."""
+    """Data in ``<folder>/<split>.parquet``, or in the Hugging Face Hub's ``<split>-00000-of-00002.parquet``."""
 
     folder: Path
 
@@ -267,7 +267,8 @@ def local_source(folder: Path, by_class: Callable[[Path], Source] = ImageFolder)
 def named_folder(name: str, root: str | None, *, own: str) -> Path | None:
     """Return the folder of the data set ``name`` in ``root``, or ``root`` itself if ``name`` is ``own``.
 
-    Without ``root``, return the folder ``name`` in ``FL_PRIVACY_DATA``, if any; ``UserError`` for ``own``.
+    ``own``: name for a user's own data. Without ``root``, return the folder ``name`` in ``FL_PRIVACY_DATA``, if any;
+    raise ``UserError`` for ``own``.
     """
     if name != own:
         return environment_folder(name) if root is None else expanded(root) / name

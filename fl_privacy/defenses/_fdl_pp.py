@@ -72,7 +72,10 @@ class PassportConv2d(nn.Module):
         return self.gamma, self.beta
 
     def penalty(self) -> Tensor:
-        """Return the squared distance of stored gamma and beta from those of Eq. 24 (Eq. 25); 0 if none are stored."""
+        """Return the squared distance of gamma and beta from those that the passports give (Gu et al. 2021, Eq. 25).
+
+        It is 0 if gamma and beta are not trained.
+        """
         pairs = zip(self.affine(), self.from_passports(), strict=True)
         return torch.stack([(used - made).square().sum() for used, made in pairs]).sum()
 
@@ -118,18 +121,19 @@ def fdl_pp(
 ) -> Defense:
     """Keep some layers on the client, with passport layers for convolutions (FDL-PP, Gu et al. 2021, Algorithm 5).
 
-    Private convolutions become ``PassportConv2d`` with passports from N(0, 1); private normalization layers, which
-    would undo a passport, are removed. Weights, autoencoder and passports never leave the client.
+    Private convolutions become ``PassportConv2d``: an autoencoder maps secret passports from N(0, 1) to the scale gamma
+    and the bias beta of its output. Private normalization layers, which would undo a passport, are removed. Weights,
+    autoencoder and passports never leave the client.
 
     Args:
         private: names of the private modules; ``None`` takes the first convolution or linear layer and a normalization
             directly after it.
         start: initial values of the private convolutions: ``own`` to each client or ``shared`` by all.
         private_passes: passes over the client's examples at the end of each round that train only the private part.
-        form: ``functional`` computes gamma and beta (Eq. 24); ``penalized`` trains them with a penalty
+        form: ``functional`` computes gamma and beta from passports (Eq. 24); ``penalized`` trains them with a penalty
             (Eq. 25), like the paper (Eq. 26), which keeps the accuracy in long trainings.
         penalty: weight of the penalty.
-        hidden: outputs of the encoder E; ``None`` takes half the channels of the convolution.
+        hidden: number of outputs of the autoencoder's first layer; ``None`` takes half the channels of the convolution.
     """
     checks.one_of("defense.form", form, ("functional", "penalized"))
     checks.number("defense.penalty", penalty, above=0, example=1.0)

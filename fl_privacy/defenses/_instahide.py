@@ -131,7 +131,7 @@ def one_hot(labels: Tensor, num_classes: int) -> Tensor:
 
 
 def _expect_within_reach(k: int, largest: float) -> None:
-    """Raise ``UserError`` if random coefficients are almost never all below ``largest``."""
+    """Raise ``UserError`` if ``k`` random shares that sum to 1 are almost never all below ``largest``."""
     if (_shares(_TRIED, k, derive_generator(0, "instahide", "trial")).amax(1) <= largest).sum() < _WITHIN:
         raise UserError(
             f"defense.largest is expected well above 1 / k = {1 / k:.3g}, but {k} coefficients are hardly ever all"

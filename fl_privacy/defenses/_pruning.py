@@ -17,9 +17,9 @@ from fl_privacy.types import Tensors
 
 
 def keep_largest(scores: Tensors, *, drop: float, scope: Scope) -> Tensors:
-    """Return boolean masks that are false at the floor(drop * n) smallest of n ``scores``; ties are broken arbitrarily.
+    """Return boolean masks that are false at the floor(drop * n) smallest of n ``scores``, for ``drop`` in [0, 1).
 
-    ``drop`` is in [0, 1). The scope ``layer`` counts n within each tensor, ``global`` over all.
+    The scope ``layer`` counts n within each tensor, ``global`` over all.
     """
     if scope == "layer":
         return {name: _mask(s.flatten(), drop).view(s.shape) for name, s in scores.items()}
@@ -48,8 +48,7 @@ def _mask(scores: Tensor, drop: float) -> Tensor:
 def compress_with_feedback(
     compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str, feedback: bool
 ) -> Tensors:
-    """Return ``compress(tensors)``; with ``feedback``, parts that earlier calls left out are added to ``tensors``
-    first.
+    """Return ``compress(tensors)``; with ``feedback``, parts that earlier calls left out are added to ``tensors``.
 
     These parts are kept in ``state``, under names that begin with ``owner``. ``compress`` must add no noise: feedback
     would undo it.
@@ -71,7 +70,7 @@ OF_STEPS = ("weight", "product", "integrated_gradients", "shapley")
 
 
 def step_scores(by: Criterion, gradients: Tensors, step: LocalStep, samples: int | None = None) -> Tensors:
-    """Score the elements of ``gradients`` by one of ``OF_STEPS``, the more important the higher; see ``pruning``."""
+    """Return the importance of each element of ``gradients`` by one of the criteria ``OF_STEPS``; see ``pruning``."""
     weights = {name: step.sent.parameters[name].detach() for name in gradients}
     if by == "weight":
         return {name: w.abs() for name, w in weights.items()}
@@ -100,7 +99,8 @@ def pruning(
         by: importance of an element: ``gradient`` is its magnitude in the upload, ``random`` a random number. The
             others prune the gradient of every local step: ``weight`` (|parameter|), ``product`` (|parameter x
             gradient|), ``integrated_gradients`` (|parameter x mean gradient on the line from zero to the parameters|)
-            and ``shapley`` (Shapley value of the element's neuron for the batch's loss, else ``product``).
+            and ``shapley`` (Shapley value of the element's neuron for the batch's loss; ``product`` if it has no
+            neuron).
         scope: ``layer`` prunes the share of each parameter tensor, ``global`` of the whole update.
         error_feedback: ``True`` adds the pruned elements to the next update.
         samples: number of points of ``integrated_gradients`` (a pass each), or of random orders of ``shapley`` (a pass

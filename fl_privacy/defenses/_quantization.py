@@ -74,7 +74,7 @@ def to_grid(values: Tensor, scale: Tensor, bits: int) -> Tensor:
 
 
 def round_to_codes(positions: Tensor, bits: int) -> Tensor:
-    """Round ``positions`` in [-c, c] to the nearest code; for one bit, to -1 if negative, else to 1."""
+    """Round ``positions`` in units of the quantization step to integers; for one bit, to -1 if negative, else to 1."""
     if bits == 1:
         return torch.where(positions < 0, -1.0, 1.0).double()
     return positions.round()

@@ -50,7 +50,7 @@ def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4,
 def mislead(
     gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier], *, budget: float, iterations: int
 ) -> Tensors:
-    """Return ``gradient`` perturbed against the classifiers ``heads`` of its ``sketch``, as in :func:`recup_fl`."""
+    """Perturb ``gradient`` so that the classifiers ``heads`` of its short form ``sketch`` err; see :func:`recup_fl`."""
     radius = budget * _norm(gradient)
     if radius == 0:
         return gradient

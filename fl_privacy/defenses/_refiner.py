@@ -55,7 +55,7 @@ class ImageMemory:
     def recall(self, keys: Tensor, default: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the noise-like images or texts cached under ``keys`` (B,); rows of ``default`` replace missing ones.
 
-        Also return masks (B,): ``True`` if cached, and if cached in this round.
+        Also return two masks (B,), true for rows that were cached, and for those cached in this round.
         """
         if self._keys not in self._state.tensors:
             nothing = torch.zeros(len(keys), dtype=torch.bool)
@@ -117,8 +117,8 @@ def refiner(
     Robust data start at ``(1 - alpha) x + alpha v``, v noise, and descend on ``UM - beta PM`` (Eq. 2): UM is the
     weighted distance of the gradients (Eq. 4), PM the noise ratio that the evaluation network predicts. The uploaded
     gradient is projected within ``epsilon`` of the true one (appendix J). The paper names no optimizer; gradient
-    descent with its step size reaches its noise ratio. As printed, UM's gradient is 3 to 8 orders of magnitude below
-    PM's (LeNet).
+    descent with its step size reaches the noise ratios of the paper. With Eq. 2 as printed, UM's gradient is 3 to 8
+    orders of magnitude smaller than PM's (LeNet).
 
     Compose it before other defenses, since it replaces the gradient. Shared batch-norm statistics are those of the true
     images. For texts (appendix F), robust data are word embeddings within the range of all tokens' embeddings, v are
@@ -265,7 +265,11 @@ class _Refinement:
         return torch.cat(refined)
 
     def _weights(self, step: LocalStep, space: RobustSpace, target: Tensors, depths: dict[str, int]) -> Tensors:
-        """Return UM's weights of the elements of ``target``, the gradient of the batch or of each example (B, ...)."""
+        """Return the weight of each element of ``target`` in UM, Refiner's distance of gradients.
+
+        ``target``: gradient of the batch, or of each example (B, ...). ``space``: space in which robust data are
+        sought. ``depths``: number of each parameter's layer.
+        """
         values = step.sent.parameters
         if self.weights != "integrated_gradients":
             return importance(target, values, depths, by=self.weights, decay=self.decay)

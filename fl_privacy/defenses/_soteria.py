@@ -79,7 +79,7 @@ _KEPT_BYTES = 1 << 25  # most bytes that the batched forward pass of ``exact_row
 
 
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return norms (B, D) of the gradients of D features d r_i / d x, and r = ``features(x)``, at x = ``inputs``."""
+    """Return norms (B, D) of the derivatives d r_i / d x of D features r at x = ``inputs``, and the features (B, D)."""
     size, one = len(inputs), inputs[:1].detach()
     with torch.no_grad():
         copies = _KEPT_BYTES // max(1, size * written_by(lambda: features(one)))
@@ -99,10 +99,9 @@ def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]
 def estimated_row_norms(
     features: Features, inputs: Tensor, *, directions: int, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the results of ``exact_row_norms`` from ``directions`` Jacobian products with random sign vectors v.
+    """Estimate the results of :func:`exact_row_norms` from ``directions`` Jacobian products with random sign vectors.
 
-    E[(J v)_i^2] = ||J_i||^2; the relative error of a norm is about 1 / sqrt(2 directions). ``features`` are
-    differentiated in forward mode.
+    The relative error of a norm is about 1 / sqrt(2 directions). ``features`` are differentiated in forward mode.
     """
     x = inputs.detach()
 
@@ -138,12 +137,12 @@ def soteria(
 ) -> Defense:
     """Zero the columns of the last linear layer's weight gradient with the lowest scores (Sun et al. 2021).
 
-    Feature i has as score the sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon), where r is the layer's
-    input (Soteria, section 4). The bias gradient and all other layers stay.
+    Feature i has as score the sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon), where r is the layer's input
+    (Soteria, section 4). The bias gradient and all other layers stay.
 
-    The paper divides by the feature alone, approached by a small epsilon. ``form="code"`` follows the authors' scripts
-    for the cosine attack, with epsilon 0.1: negative features have negative scores, and the magnitude of a score is
-    compared with the interpolated percentile ``rate`` of all scores.
+    The paper has no epsilon. ``form="code"`` follows the authors' scripts for the cosine attack, with epsilon 0.1:
+    negative features have negative scores, and features are zeroed if the magnitude of their score is below the
+    percentile ``rate`` of all scores.
 
     Args:
         rate: share of the features that are zeroed, in [0, 1).
@@ -206,7 +205,7 @@ def published_mask(scores: Tensor, rate: float) -> Tensor:
 
 
 def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 0.01, directions: int = 4) -> Defense:
-    """Add Gaussian noise to random slices of the gradient (Wang et al., INFOCOM 2022; "Soteria" in Refiner).
+    """Add Gaussian noise to random slices of the gradient (Wang et al., INFOCOM 2022; Refiner calls it "Soteria").
 
     Slices of the flattened gradient have equal sensitivity: more revealing layers are cut finer. Each step draws the
     slices anew, so that an attacker cannot know which layers have no noise.
@@ -215,7 +214,7 @@ def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 
         rate: share of the slices with noise, in [0, 1].
         slices: number of slices, at least 1.
         noise_scale: standard deviation of the noise, in units of the gradient, at least 0.
-        directions: number of directions of the sensitivity estimate, at least 1.
+        directions: number of random directions in which a layer's sensitivity is estimated, at least 1.
     """
     checks.number("defense.rate", rate, at_least=0, at_most=1, example=0.5)
     checks.whole("defense.slices", slices, at_least=1, example=10)
@@ -253,10 +252,9 @@ def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) 
 
 
 def gradient_sensitivity(step: LocalStep, *, directions: int, rng: torch.Generator) -> dict[str, float]:
-    """Estimate, by parameter name, the Frobenius norm of the derivative J of a gradient with respect to the inputs.
+    """Estimate, by parameter name, the Frobenius norm of the derivative of a gradient with respect to the inputs.
 
-    It uses ``directions`` products with random sign vectors v, forward over reverse mode: E||J v||^2 = ||J||_F^2.
-    Batch-norm layers are in evaluation mode.
+    It uses ``directions`` products with random sign vectors. Batch-norm layers are in evaluation mode.
     """
     parameters = {name: p.detach() for name, p in step.sent.parameters.items()}
 

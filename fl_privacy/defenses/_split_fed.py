@@ -56,7 +56,10 @@ def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHo
 
 
 def draw_own(private: PrivateHook) -> ModelHook:
-    """Return a hook for ``Defense.model`` that shuffles each private parameter's values anew for each client."""
+    """Return a hook for ``Defense.model`` that shuffles the values of each parameter that ``private`` names.
+
+    Each client gets its own order.
+    """
 
     def drawn(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
         names = set(private(model))

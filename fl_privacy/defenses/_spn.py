@@ -31,15 +31,15 @@ def spn(
     bound: float | None = None,
     widths: Sequence[int] | None = None,
 ) -> Defense:
-    """Train with alpha1 CE + alpha2 LP, LP the loss of a private head (SPN, Fan et al. 2020, Eq. 4).
+    """Train with the loss alpha1 CE + alpha2 LP; LP is that of a private head (SPN, Fan et al. 2020, Eq. 4).
 
     LP pulls the private head's output to random codes of the classes; its gradient with respect to earlier layers
     perturbs the upload. The paper's text has alpha1 + alpha2 = 1, its experiments alpha1 = 1. The client's seed reveals
     head and codes.
 
     Args:
-        alpha1: factor of the cross entropy CE, above 0. If it is not 1, the measured perturbation includes (alpha1 - 1)
-            times the gradient of the cross entropy.
+        alpha1: factor of the cross entropy CE, above 0. If it is not 1, the perturbation shown in reports includes
+            (alpha1 - 1) times the gradient of the cross entropy.
         alpha2: factor of the polarization loss LP, at least 0.
         bits: length K of the codes (32, 64 or 128 in the paper).
         margin: margin m of LP (Eq. 5), at least 1.
@@ -157,12 +157,8 @@ def _expect_fitting(host: str, layer: str | None, output_layer: str, logits: Ten
 class PolarizationHead(nn.Module):
     """Private head: linear layers from F ``features`` to K ``bits``, and a random code for each class (SPN, sec. 3.1).
 
-    Weights and biases start from U(-bound, bound).
-
-    Attributes:
-        weight: weight (K, W) of the last layer; W is the last of ``widths``, or F.
-        bias: bias (K,) of the last layer.
-        before: layers in front of the last one, each followed by ReLU.
+    Outputs are trained towards the code of an example's class. Initial weights and biases are uniform between
+    -``bound`` and ``bound``.
     """
 
     codes: Tensor  # (C, K) of -1 and 1, one random code for each class
@@ -172,10 +168,11 @@ class PolarizationHead(nn.Module):
     ) -> None:
         super().__init__()
         *_, width = (features, *widths)
+        # weight (K, W) and bias (K,) of the last layer
         self.weight = nn.Parameter(nn.init.uniform_(torch.empty(bits, width), -bound, bound, generator=rng))
         self.bias = nn.Parameter(nn.init.uniform_(torch.empty(bits), -bound, bound, generator=rng))
         self.register_buffer("codes", 2.0 * torch.randint(2, (classes, bits), generator=rng) - 1.0)
-        self.before = nn.ModuleList()
+        self.before = nn.ModuleList()  # layers in front of the last one, each followed by ReLU
         for inputs, outputs in pairwise((features, *widths)):
             layer = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
             for values in (layer.weight, layer.bias):

@@ -30,11 +30,11 @@ def svt(
 
     Args:
         fraction: share of the elements that are uploaded, in (0, 1]; the others are zero.
-        epsilon: privacy budget of the choice, above 0.
+        epsilon: privacy budget for choosing the elements, above 0.
         noise_var: privacy budget of each uploaded value, above 0: Laplace noise of scale 2 gamma / noise_var.
         gamma: largest magnitude of an element per local step, above 0.
         tau: threshold of an element's magnitude for the choice, at least 0.
-        replace: ``True`` draws the uploaded elements among the accepted ones with replacement, so that fewer differ.
+        replace: ``True`` draws with replacement among the elements above the noised threshold, and so uploads fewer.
         steps: number of local steps.
     """
     checks.number("defense.fraction", fraction, above=0, at_most=1, example=0.1)

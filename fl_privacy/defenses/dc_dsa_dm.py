@@ -71,7 +71,7 @@ def exchanging(part: Part, make: Make, *, images_per_class: int, every_class: bo
     """Build a defense that trains on the images that ``make`` returns; ``make`` is called once for a client.
 
     ``part``: the defense's description. The client's state keeps the images as bytes: ``images_per_class`` for each of
-    all classes or, unless ``every_class``, for each of the client's.
+    the client's classes or, if ``every_class``, of all classes.
     """
     images, labels = f"{part.name}/images", f"{part.name}/labels"
 
@@ -214,17 +214,18 @@ def dc(
 ) -> Defense:
     """Train on condensed images, made once on each client by gradient matching (DC, Zhao et al. 2021).
 
-    Condensed images descend until their gradients have the direction of the real images' gradients, class by class, for
-    networks trained on the condensed images. The paper takes 1,000 networks, 256 real images a class, a width of 128
-    and, for 50 images a class, 50 outer and 10 inner steps; the defaults are for CPUs. Few updates leave condensed
-    images close to their start. A reconstruction is compared with the client's nearest own image of its class.
+    Condensed images are optimized until their gradients have the direction of the real images' gradients, class by
+    class, for networks trained on the condensed images. The paper takes 1,000 networks, 256 real images a class, a
+    width of 128 and, for 50 images a class, 50 outer and 10 inner steps; the defaults are for CPUs. Few updates leave
+    condensed images close to their start. A reconstruction is compared with the client's nearest own image of its
+    class.
 
     Args:
         images_per_class: condensed images of each class that the client has.
         networks: number of fresh networks.
         outer_steps: updates of the images per network.
         inner_steps: updates of the network after each update of the images.
-        lr: learning rate of the images, by SGD with momentum 0.5, in units of 0.25 of the pixels' range.
+        lr: learning rate of the images, by SGD with momentum 0.5, for pixels with values divided by 0.25.
         real_batch: real images per class at each update.
         width: channels of the networks.
         start: initial images: ``noise``, as published, or ``real`` ones of the client.
@@ -251,7 +252,10 @@ def dsa(
 
 
 def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
-    """Return the sum of 1 - cosine of two gradients over the outputs O of all weights (P, O, ...) of P classes."""
+    """Return the distance of two gradients of P classes, given by name as tensors (P, O, ...): a sum of 1 - cosine.
+
+    The sum is over classes, weights and their O outputs; bias gradients do not count.
+    """
     pairs = [(gradient.flatten(2), wanted[name].flatten(2)) for name, gradient in found.items() if gradient.dim() > 2]
     return torch.stack([(1 - F.cosine_similarity(one, other, dim=2)).sum() for one, other in pairs]).sum()
 
@@ -337,13 +341,13 @@ def dm(
 
     In every iteration, with a fresh random network, the mean features of the condensed images of a class move towards
     those of its real images. The paper takes 20,000 iterations, 256 real images a class and a width of 128; the
-    defaults are for CPUs. Few iterations leave condensed images close to their start. A reconstruction is compared
-    with the client's nearest own image of its class.
+    defaults are for CPUs. Few iterations leave condensed images close to their start. A reconstruction is compared with
+    the client's nearest own image of its class.
 
     Args:
         images_per_class: condensed images of each class that the client has.
         iterations: number of iterations, each with a fresh network.
-        lr: learning rate of the images, by SGD with momentum 0.5, in units of 0.25 of the pixels' range.
+        lr: learning rate of the images, by SGD with momentum 0.5, for pixels with values divided by 0.25.
         real_batch: real images per class in each iteration.
         width: channels of the networks.
         augment: ``True`` augments real and condensed images, with one draw per class.

@@ -61,7 +61,8 @@ class LocalStep:
 class LocalData:
     """Data, other than the examples, for a defense that replaces a client's examples.
 
-    ``state`` may serve as a cache. ``rng`` is the same in every round, so that equal examples give equal results.
+    A defense may cache results in ``state``, which lasts over rounds. ``rng`` is the same in every round, so that equal
+    examples give equal results.
     """
 
     num_classes: int
@@ -90,18 +91,21 @@ UNNAMED = Part("unnamed")  # part of an undeclared defense
 class Defense:
     """Defense of a client: hooks, each a tuple of functions that run left to right.
 
+    Parameters and buffers that are not uploaded are private. A probe is an extra upload made for the attack.
+
     Attributes:
         parts: public descriptions of the components, in order; empty for no defense.
         model: (Module, ClientState, rng) -> new Module. Additional parameters and buffers are private: they are kept in
-            the ClientState and not uploaded. ``rng`` is the same in every round.
+            the ClientState. ``rng`` is the same in every round.
         examples: (Batch, LocalData) -> Batch that replaces all examples for training and probes. If their number
             changes, ``outcome`` must give it.
-        outcome: (labels (N,), K) -> labels (M,) of the result of ``examples``.
+        outcome: (labels (N,), K) -> labels (M,) of the examples that ``examples`` returns.
         data: (Batch, ClientState, rng) -> Batch of as many examples in the same order, for each gradient.
         gradient: (Tensors, LocalStep) -> Tensors, for each local gradient of the parameters sent. The result may also
             contain gradients of private parameters.
-        anew: hooks of ``gradient`` that compute the gradients of all parameters themselves and ignore their input.
-        upload: (Tensors, ClientState, rng) -> Tensors, for the upload (gradient or delta); missing names are withheld.
+        anew: functions in ``gradient`` that compute all gradients themselves and ignore their input.
+        upload: (Tensors, ClientState, rng) -> Tensors, for the upload (gradient or delta); missing names are not
+            uploaded.
         private: (Module) -> names of parameters and buffers that stay in the ClientState.
         fits: (Module) -> None before training; raises ``UserError`` if the defense can't act on this model.
         prepare: (C, H, W) -> None before training; loads files, or raises ``UserError``.

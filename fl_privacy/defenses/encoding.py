@@ -52,7 +52,7 @@ def decode(encoded: Tensors, like: Tensors) -> dict[str, Tensor]:
 
 
 def encoded_bytes(tensors: Tensors) -> int:
-    """Return how many bytes ``tensors`` take without names, each encoded if that is shorter."""
+    """Return the size of ``tensors`` in bytes, each encoded or raw, whichever is shorter; names do not count."""
     total = 0
     for tensor in (tensor.detach().cpu() for tensor in tensors.values()):
         raw = tensor.dtype in (torch.float32, torch.float64) and plainly_shortest(tensor.numpy())
@@ -63,7 +63,7 @@ def encoded_bytes(tensors: Tensors) -> int:
 def plainly_shortest(array: NDArray[np.generic]) -> bool:
     """Return whether a quick check shows that ``encode`` does not shorten ``array``, as for most updates.
 
-    ``encode`` shortens arrays with enough zeros, or with values that lie on an even grid, of which a few are tried.
+    ``encode`` shortens arrays with enough zeros, or with values that are multiples of one step; few values are checked.
     """
     if array.dtype not in (np.float32, np.float64) or not array.size:
         return False
@@ -101,7 +101,7 @@ class _Layout:
         return self.flat[self.present]
 
     def _grid_bits(self, most: int) -> int:
-        """Return the fewest bits, up to ``most``, whose integer codes give the nonzero values exactly; 0 if none do."""
+        """Return the fewest bits that code the nonzero values exactly as multiples of one step; 0 if above ``most``."""
         scale, codes, ahead = self.flat.abs().amax(), torch.from_numpy(_CODES)[:most], self.present[:_AHEAD]
         few = (self.flat[:_AHEAD][ahead] if ahead.count_nonzero() >= _GLANCE else self.nonzero)[:_PROBE]
         fits = (few.double() / scale.double() * codes).round_().mul_(scale.double()).div_(codes).to(few.dtype) == few

@@ -128,26 +128,16 @@ class ModelGuard:
     """Conditions that a model has to meet before a client trains it.
 
     They prove nothing: a server that knows them can meet them all.
-
-    Attributes:
-        examples: number of the client's examples on which a model is checked.
-        dead: least mean share of examples for which a layer's units are active.
-        alone: largest share of the first ReLU layer's units that are active for at most one example.
-        alone_later: same share for later layers, which honest training makes sparser.
-        leading: largest share of the gradient that a single example may have.
-        turned: least cosine of a weight to that of the last accepted model.
-        grown: largest ratio of a weight's norm to that of the last accepted model.
-        agreed: expected architecture, from ``agreeing_on``; ``None`` accepts any.
     """
 
-    examples: int = 16
-    dead: float = 0.04
-    alone: float = 0.35
-    alone_later: float = 0.6
-    leading: float = 0.7
-    turned: float = 0.3
-    grown: float = 5.0
-    agreed: Architecture | None = field(init=False, default=None)
+    examples: int = 16  # number of the client's examples on which a model is checked
+    dead: float = 0.04  # least mean share of examples for which a layer's units are active
+    alone: float = 0.35  # largest share of the first ReLU layer's units that are active for at most one example
+    alone_later: float = 0.6  # same share for later layers, which honest training makes sparser
+    leading: float = 0.7  # largest share of the gradient that a single example may have
+    turned: float = 0.3  # least cosine of a weight to that of the last accepted model
+    grown: float = 5.0  # largest ratio of a weight's norm to that of the last accepted model
+    agreed: Architecture | None = field(init=False, default=None)  # expected, from ``agreeing_on``; ``None``: any
 
     def __post_init__(self) -> None:
         whole("guard.examples", self.examples, at_least=2, example=16)

@@ -95,7 +95,7 @@ def noise_multiplier_for(
 ) -> float:
     """Return the least noise multiplier that spends at most ``epsilon``; ``UserError`` if no noise is enough.
 
-    The result is tight to a thousandth of ``epsilon``, for ``prv`` to 0.02. For the arguments see ``epsilon``.
+    It spends at least 99.9 % of ``epsilon`` or, with ``prv``, epsilon - 0.02. For the arguments see :func:`epsilon`.
     """
     checks.number("epsilon", epsilon, above=0, example=8.0)
     _expect(sample_rate=sample_rate, steps=steps, delta=delta, accountant=accountant)
@@ -123,12 +123,9 @@ def noise_multiplier_for(
 def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta: float) -> float:
     """Return epsilon after ``steps`` Gaussian releases, each of which uses a given example at random.
 
-    With probability ``share`` a release of sensitivity 1 depends on the example. Since exp((a - 1) D_a) is jointly
-    convex, its Renyi divergence D_a of order a is at most log(1 - q + q exp((a - 1) a / (2 s^2))) / (a - 1).
-
     Args:
-        noise_multiplier: noise multiplier s, above 0.
-        share: probability q, in (0, 1].
+        noise_multiplier: noise multiplier s of a release with sensitivity 1, above 0.
+        share: probability q that a release depends on the example, in (0, 1].
         steps: number of releases, at least 1.
         delta: probability in (0, 1).
     """
@@ -141,13 +138,15 @@ def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta:
         from opacus.accountants.analysis import rdp  # noqa: PLC0415
 
         orders = np.array([a for a in RDPAccountant.DEFAULT_ALPHAS if a > 1])
+        # since exp((a - 1) D_a) is jointly convex, the Renyi divergence D_a of order a is at most
+        # log(1 - q + q exp((a - 1) a / (2 s^2))) / (a - 1)
         exponents = (orders - 1) * orders / (2 * noise_multiplier**2)
         divergences = np.logaddexp(np.log1p(-share) if share < 1 else -np.inf, np.log(share) + exponents) / (orders - 1)
         return float(rdp.get_privacy_spent(orders=orders, rdp=steps * divergences, delta=delta)[0])
 
 
 def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta: float) -> float:
-    """Return the least noise multiplier at which ``mixture_epsilon`` is ``epsilon``; ``UserError`` if there is none."""
+    """Return the least noise multiplier with which :func:`mixture_epsilon` is ``epsilon``, or raise ``UserError``."""
     checks.number("epsilon", epsilon, above=0, example=8.0)
     low, high = 1e-2, 1e6
     settings: dict[str, Any] = {"share": share, "steps": steps, "delta": delta}
@@ -206,15 +205,11 @@ def _opacus() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """Differential privacy of one client against a server that sees all its uploads.
+    """Differential privacy of one client against a server that sees all its uploads."""
 
-    ``unit``: ``example`` (one example added or removed) or ``client`` (the whole update). ``sample_rate``: sampling
-    rate of examples; 1 for the unit ``client``, since the server sees which clients take part.
-    """
-
-    unit: Literal["example", "client"]
+    unit: Literal["example", "client"]  # protects one example added or removed, or the client's whole update
     noise_multiplier: float  # standard deviation of the noise over the sensitivity
-    sample_rate: float
+    sample_rate: float  # sampling rate of examples; 1 for ``client``, since the server sees which clients take part
     steps_per_round: int  # noised releases in a round
     delta: float
     accountant: Accountant
@@ -348,7 +343,7 @@ def _norm(effect: Effect | None) -> float | None:
 
 
 def noise_of(effect: Effect | None) -> float | None:
-    """Return the standard deviation or noise multiplier of ``effect``; ``None`` if it is unknown or has no noise."""
+    """Return the noise multiplier of ``effect`` if it clips examples, else its noise's standard deviation, if known."""
     if isinstance(effect, ClippedExamples):
         return effect.noise_multiplier
     return effect.std if isinstance(effect, Noise) else None

@@ -30,10 +30,10 @@ Privacy = Callable[[Tensor], Tensor]  # robust data (B, ...) -> PM (B,), differe
 
 
 def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Elementwise, decay: float) -> Tensors:
-    """Return each element's weight in the utility metric UM (Eq. 3): |g theta| tau^i in layer i.
+    """Return each element's weight in Refiner's distance of gradients UM (Eq. 3): |g theta| tau^i in layer i.
 
     ``target``: gradients g, (*shape) or (B, *shape). ``values``: parameters theta. ``depths``: i of each parameter.
-    ``by``: factors among g and theta. ``decay``: tau.
+    ``by``: factors to use, both (``product``), g (``gradient``), theta (``value``) or ``none``. ``decay``: tau.
     """
     elements: Callable[[Tensor, Tensor], Tensor] = {
         "product": torch.mul,
@@ -50,7 +50,8 @@ AsInputs = Callable[[Tensor], Tensor]  # robust data (B, ...) in [0, 1] -> model
 def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs, start: Tensor) -> Gap:
     """Return a function from robust data to Refiner's UM (Eq. 4): the sum of (weight (gradient - target))^2.
 
-    Robust data are noise-like images or texts whose gradient is the batch's. ``as_inputs``: map to the model's inputs.
+    Robust data are noise-like images or texts, shaped like ``start``, whose gradient is the batch's. ``as_inputs``: map
+    to the model's inputs.
     """
     like = Batch(as_inputs(start), step.batch.labels)
     gradient = gradient_by_inputs(step.model, step.sent, like, list(target), plan=step.plan, changes=step.changes)
@@ -64,7 +65,7 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsI
 
 
 def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
-    """Return the function of :func:`batch_gap`, but for each example; ``target`` and ``weights`` are (B, *shape)."""
+    """Return a function from robust data (B, ...) to UM (B,), Refiner's gradient distance; see :func:`batch_gap`."""
 
     def gap(images: Tensor) -> Tensor:
         found = own_gradients(step, as_inputs(images))
@@ -75,7 +76,7 @@ def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: A
 
 
 def own_gradients(step: LocalStep, inputs: Tensor) -> Tensors:
-    """Return the gradient (B, *shape) of each example's loss, differentiable with respect to ``inputs``."""
+    """Return the gradient (B, *shape) of each example's loss by parameter name, differentiable in ``inputs``."""
     batch = Batch(inputs, step.batch.labels)
     values = ModelState({n: p.detach() for n, p in step.sent.parameters.items()}, step.sent.buffers)
     return example_gradients(step.model, values, batch, plan=step.plan, changes=step.changes)
@@ -86,8 +87,8 @@ def descend(
 ) -> Iterator[Tensor]:
     """Yield the iterates, in [0, 1], of gradient descent from ``start`` on gap / unit - beta privacy (Refiner, Eq. 2).
 
-    ``start``: (B, C, H, W), or (B, L, d) for texts. ``unit``: () or (B,), or (1,) for the batch. The step along the
-    gradient g of gap / unit is at most Polyak's, gap / unit / ||g||^2.
+    ``start``: images (B, C, H, W), or embedded texts (B, L, d). ``gap``: distance UM of gradients; ``unit``: its scale,
+    () or (B,), or (1,) for the batch. ``privacy``: PM. Steps along the gradient of gap / unit are at most Polyak's.
     """
     images = start
     for _ in counted("refining images", range(iterations)):
@@ -106,7 +107,7 @@ def descend(
 
 
 def pull_within(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
-    """Project ``gradient`` into the l2 ball of ``radius`` around ``center`` (appendix J)."""
+    """Project ``gradient`` into the l2 ball of ``radius`` around ``center`` (Refiner, appendix J)."""
     apart = {name: (gradient[name] - c).double() for name, c in center.items()}
     length = torch.stack([a.square().sum() for a in apart.values()]).sum().sqrt()
     if float(length) <= radius:
@@ -131,7 +132,10 @@ Judge = Literal["evaluator", "mse"]
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Space in which robust images near ``true`` (B, C, H, W) in [0, 1] are sought; noise is uniform."""
+    """Search space of Refiner for images: pixels (B, C, H, W) in [0, 1].
+
+    It seeks images that look like noise but have nearly the gradient of the images ``true``.
+    """
 
     withheld: ClassVar[frozenset[str]] = frozenset()
 
@@ -152,9 +156,10 @@ class Pixels:
 
 @dataclass(frozen=True, eq=False)
 class RobustTexts:
-    """Space in which robust texts are sought: scaled word embeddings (B, L, d) in [0, 1] (appendix F).
+    """Search space of Refiner for texts: scaled word embeddings (B, L, d) in [0, 1] (appendix F).
 
-    Random words serve as noise; the embedding is not trained. ``tokens``: (B, L), padded with -1.
+    It seeks random words that have nearly the gradient of the texts ``tokens`` (B, L), padded with -1. The embedding is
+    not trained.
     """
 
     tokens: Tensor
@@ -260,7 +265,7 @@ def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict
     """Estimate, by layer, each neuron's Shapley value (C,) for the batch's loss (Ghorbani and Zou 2020).
 
     In ``permutations`` random orders, neurons are replaced one by one by their mean output; the rise of the loss is
-    credited to the neuron. An order ends at the loss of a model without neurons; the remaining neurons get 0.
+    credited to the neuron. Once the loss reaches that with all neurons replaced, the remaining neurons get 0.
     """
     network = _Network(step)
     for name, number in network.neurons:
@@ -282,7 +287,7 @@ def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict
 
 
 def shapley_of_elements(step: LocalStep, *, permutations: int = PERMUTATIONS) -> Tensors:
-    """Return tensors shaped like the parameters, by name: for each element, the Shapley value of its neuron."""
+    """Return, for each parameter's elements by name, the Shapley value of their neuron; see :func:`neuron_shapley`."""
     values, parameters = neuron_shapley(step, permutations=permutations), step.sent.parameters
     found = {}
     for layer, own in values.items():

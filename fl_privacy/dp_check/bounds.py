@@ -31,7 +31,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the epsilon of the Gaussian mechanism of ``mu`` at ``delta`` in (0, 1); infinite for infinite ``mu``.
+    """Return the Gaussian mechanism's epsilon at ``delta`` in (0, 1), for sensitivity over standard deviation ``mu``.
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 2)
     4.38
@@ -84,9 +84,9 @@ def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> 
 def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Floats:
     """Return lower bounds (T,) on epsilon, one for each threshold, for any noise (Nasr et al. 2021, section 3).
 
-    Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta, above and below a threshold. Each of
-    these four rates has a Clopper-Pearson bound with a quarter of the error. ``counts``: at T thresholds that were
-    chosen on other draws. ``error``: probability with which each single bound may be wrong.
+    Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta, above and below a threshold;
+    Clopper-Pearson bounds of the four rates share the error. ``counts``: at T thresholds that were chosen on other
+    draws. ``error``: probability with which each single bound may be wrong.
     """
     bounds, of_hits, of_misses = [], counts.of_hits, counts.of_misses
     for hits, of, misses, out_of in (
@@ -104,14 +104,14 @@ SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)  # sines of the angles to the update be
 
 
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
-    """Return a lower bound on epsilon from the angles between releases and the update, whose direction is random.
+    """Return a lower bound on epsilon from angles between a mechanism's outputs and an update of random direction.
 
-    For each array, a few angles are tested, each with an equal share of the error. Without the update, a release has an
-    angle below the tested one with a probability of at most the share of the sphere there, divided by half of the
-    test's error (Markov's inequality).
+    A few angles are tested for each array, each with an equal share of the error. Without the update, an output has a
+    smaller angle with a probability of at most the share of the sphere with such angles, divided by half of the test's
+    error (Markov's inequality).
 
     Args:
-        sines: sine (n, A) of the angle between each release and the update, in each of A arrays.
+        sines: sine (n, A) of the angle between each output and the update, in each of A arrays.
         sizes: number of values of each array, at least 2.
         error: probability in (0, 1) with which the bound may be wrong.
     """
@@ -128,11 +128,11 @@ def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error:
 
 
 def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
-    """Return a lower bound on mu, for Gaussian noise, from a statistic's values (n,) and (m,) on two neighbors.
+    """Return a lower bound on mu of the Gaussian mechanism from a statistic's values (n,) and (m,) on two neighbors.
 
     The distance of the means over the pooled standard deviation times sqrt(nm / (n + m)) follows a noncentral t
-    distribution. The bound is the mu for which a larger distance has probability ``error`` / 2, by a normal
-    approximation, or 0 without a significant distance. The statistic must have been chosen on other draws.
+    distribution. The bound is the mu under which a larger distance has probability ``error`` / 2, or 0 if none is
+    significant. The statistic must have been chosen on other draws.
     """
     yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
     degrees, size = len(yes) + len(no) - 2, math.sqrt(len(yes) * len(no) / (len(yes) + len(no)))
@@ -151,7 +151,7 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
 
 
 def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> float:
-    """Return the least true mu whose ``measured_mu``, with ``draws`` a neighbor, exceeds ``mu`` at this ``power``."""
+    """Return the least mu whose ``measured_mu``, by ``draws`` a neighbor, exceeds ``mu`` with probability ``power``."""
     size, degrees = math.sqrt(draws / 2), 2 * draws - 2
     asked, given = scipy.stats.norm.isf(error / 2), scipy.stats.norm.isf(1 - power)
     t = mu * size
@@ -176,7 +176,7 @@ def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
 
 
 def look_gaussian(first: ArrayLike, second: ArrayLike) -> bool:
-    """Return whether the statistics (n,) and (m,) of two neighbors look Gaussian, separately and together."""
+    """Return whether two neighbors' statistics, (n,) and (m,), pass tests of normality, separately and pooled."""
     both = [np.asarray(values, dtype=np.float64) for values in (first, second)]
     if any(float(values.std()) <= 1e-9 * float(np.abs(values).max(initial=0.0)) for values in both):
         return False
@@ -185,7 +185,7 @@ def look_gaussian(first: ArrayLike, second: ArrayLike) -> bool:
 
 
 def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
-    """Return the largest ``counted_epsilon`` that ``draws`` per neighbor can give."""
+    """Return the bound by ``counted_epsilon`` if ``draws`` on each of two neighbors are all distinguished."""
     perfect = GuessCounts(hits=np.array([draws * 1.0]), of_hits=draws, misses=np.array([0.0]), of_misses=draws)
     return float(counted_epsilon(perfect, delta=delta, error=error)[0])
 
@@ -234,10 +234,10 @@ def _expect_counts(canaries: int, guesses: int, right: int, error: float) -> Non
 
 
 def one_run_mu(*, canaries: int, guesses: int, right: int, error: float = 0.05) -> float:
-    """Return a lower bound on mu from the guesses of one run (Mahloujifar, Melis and Chaudhuri 2025).
+    """Return a lower bound on mu of Gaussian differential privacy from one run (Mahloujifar, Melis and Chaudhuri 2025).
 
-    It is the largest mu for which these guesses are too good, if a canary changes the release at most as much as in the
-    Gaussian mechanism; 0 if there is none. For the arguments see ``one_run_p_value``.
+    It is the largest mu under which ``right`` or more right guesses have a probability below ``error``; 0 if there is
+    none. For the arguments see ``one_run_p_value``.
 
     >>> round(gaussian_epsilon(one_run_mu(canaries=1000, guesses=100, right=95), 1e-5), 2)
     3.32

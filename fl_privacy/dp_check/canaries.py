@@ -21,11 +21,11 @@ class CanaryTest:
 
     Attributes:
         bound: lower bound on epsilon with ``confidence``, for scores of any distribution.
-        strict: lower bound with the confidence ``ACCUSATION``.
+        strict: lower bound with the higher confidence (``ACCUSATION``) that is needed to call a claim false.
         estimate: estimate of epsilon by two Gaussians fitted to the scores; ``None`` for too few canaries.
         estimate_least: lower limit of the estimate with ``confidence``; ``None`` if the scores do not look like two
             Gaussians of equal variance.
-        doubt: reason for a missing limit, or empty.
+        doubt: reason why ``estimate_least`` is ``None``, or empty.
         noise: ``gaussian`` if both bounds assume Gaussian noise (Mahloujifar, Melis and
             Chaudhuri 2025), ``other`` if they assume nothing (Steinke, Nasr and Jagielski 2023).
     """
@@ -54,7 +54,7 @@ class CanaryTest:
 
     @property
     def showable(self) -> float:
-        """Return the bound that this number of canaries would give with all guesses right, the largest possible."""
+        """Return the largest possible bound from so many canaries, the one if all guesses are right."""
         there, absent = 1.0 + np.arange(self.taken), -1.0 - np.arange(self.left_out)
         return BOUNDS[self.noise](there, absent, delta=self.delta, error=1 - self.confidence)[0]
 
@@ -98,16 +98,16 @@ def canary_test(
     noise: Literal["gaussian", "other"] = "gaussian",
     confidence: float = 0.95,
 ) -> CanaryTest:
-    """Return bounds and an estimate of epsilon from the scores of canaries.
+    """Return lower bounds on epsilon and an estimate of it from the scores of canaries.
 
     Args:
         taken: scores (k,) of participating canaries, higher if participation is likelier.
         left_out: scores (m - k,) of the other canaries; each canary was left out with probability 1/2.
         delta: probability in (0, 1).
-        unit: protected unit that a canary stands for.
+        unit: example or client, which a canary stands for.
         noise: ``gaussian`` if the claim assumes Gaussian noise, ``other`` to assume nothing. Scores that do not look
             Gaussian count as ``other``.
-        confidence: confidence of bound and limit, in (0, 1).
+        confidence: confidence in (0, 1) of each lower bound, and of the estimate's lower limit.
     """
     checks.number("delta", delta, above=0, below=1, example=1e-5)
     checks.one_of("noise", noise, tuple(BOUNDS))
@@ -143,10 +143,7 @@ UNEQUAL = "the scores of participants vary differently from the others'"
 def _estimated(
     there: NDArray[np.float64], absent: NDArray[np.float64], *, delta: float, error: float
 ) -> tuple[float | None, float | None, str]:
-    """Return an estimate of epsilon, its lower limit, and the reason for a missing limit (Agrawal et al. 2026).
-
-    ``there``, ``absent``: scores with and without participation. ``error``: probability that the limit is too high.
-    """
+    """Return an estimate of epsilon, its lower limit, and the reason for a missing limit (Agrawal et al. 2026)."""
     if doubt := _doubt(there, absent):
         return estimated_epsilon(there, absent, delta=delta), None, doubt
     variances = float(there.var(ddof=1)), float(absent.var(ddof=1))

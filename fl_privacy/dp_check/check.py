@@ -29,7 +29,8 @@ class DpCheckRequest:
         epsilon: claimed epsilon; ``None`` takes what the mechanism states.
         clip_norm: clipping norm of one client's change; ``None`` takes what the mechanism states.
         clients: number of clients whose replies a strategy aggregates; ``None`` takes its sample size.
-        like: tensors with the shapes of an update; ``None`` takes a matrix and a vector of ``parameters`` values.
+        parameters: number of values of the test update, a matrix and a vector, if ``like`` is ``None``.
+        like: tensors with the shapes of an update.
         draws: number of draws per neighbor; ``None`` takes as many as a minute allows.
     """
 
@@ -83,9 +84,9 @@ class DpCheckRequest:
 def tested(
     name: str, mechanism: Mechanism, stated: Stated | None, asked: DpCheckRequest, *, pair: Neighbors | None = None
 ) -> ClaimVerdict:
-    """Test ``mechanism`` by draws against its claim or, if it has none, the epsilon of its stated noise.
+    """Test by sampling whether ``mechanism`` keeps its claim or, if it has none, the epsilon of its stated noise.
 
-    ``mechanism``: function from an update, or an input of ``pair``, to the release. ``pair``: two inputs of the
+    ``mechanism``: function from an update, or an input of ``pair``, to its output. ``pair``: two inputs of the
     mechanism, if it does not take an update.
     """
     claim = asked.claim(stated.claim if stated else None, name, unit=stated.unit if stated else "client")
@@ -123,7 +124,7 @@ def tested(
 
 
 def recomputed_by(stated: Stated | None, asked: DpCheckRequest, claim: Claim | None) -> Recomputed | None:
-    """Recompute epsilon from ``stated`` facts, if any, at the delta of ``claim`` or, if it is ``None``, ``asked``."""
+    """Recompute epsilon from ``stated`` facts at the delta of ``claim`` or, without one, of the settings ``asked``."""
     if stated is None:
         return None
     delta = claim.delta if claim else asked.delta

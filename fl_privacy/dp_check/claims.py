@@ -29,8 +29,8 @@ class Claim:
         delta: probability in [0, 1).
         unit: protected unit: one ``example`` of a client or all data of one ``client``.
         neighbors: difference of two data sets: ``add_remove`` adds or removes a unit, ``replace`` exchanges one.
-        sampled: facts on sampling and releases of a round; a test then draws releases that surely hold the unit.
-            ``None``: one release a round, without sampling.
+        sampled: sampling and number of outputs of a round; a test then draws outputs that hold the unit.
+            ``None``: one output a round, without sampling.
     """
 
     epsilon: float
@@ -49,9 +49,9 @@ class Claim:
         checks.whole("claimed rounds", self.rounds, at_least=1, example=1)
 
     def total(self, mu: float) -> float:
-        """Return the epsilon of all releases, if a unit moves each release's mean by ``mu`` standard deviations.
+        """Return the epsilon of all outputs, if one unit (example or client) moves each mean by ``mu`` deviations.
 
-        If sampling is not Poisson, a unit takes part in the share ``sample_rate`` of the releases.
+        If sampling is not Poisson, a unit takes part in the share ``sample_rate`` of the outputs.
         """
         rate, steps = 1.0, self.rounds
         if self.sampled is not None:
@@ -69,7 +69,7 @@ class Claim:
 
     @property
     def mu(self) -> float:
-        """Return the ``mu`` that the claim allows one release: the shift of means by a unit, in standard deviations."""
+        """Return how far the claim lets one unit (example or client) shift an output's mean, in standard deviations."""
         if self.sampled is not None and self.sampled.noise_multiplier:
             return 1 / self.sampled.noise_multiplier
         return gaussian_mu(self.epsilon, self.delta) / math.sqrt(self.rounds)
@@ -81,10 +81,10 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Known facts of a mechanism.
+    """Known facts of a mechanism that adds noise; a unit is the protected example or client.
 
     ``noise_multiplier``: standard deviation of the Gaussian noise over the l2 sensitivity to one unit, if known.
-    ``sampling``: way of sampling, if known; ``shuffle`` (batches of a shuffled set) counts as none, with a caveat.
+    ``sampling``: way of sampling, if known; ``shuffle`` (batches of a shuffled set) counts as no sampling, with a note.
     ``seen_by``: observer: the ``server``, which sees each reply, or a reader of the ``model``, the aggregate only.
     """
 
@@ -119,8 +119,8 @@ class Stated:
 class Recomputed:
     """Epsilon that follows from stated facts.
 
-    ``rdp``: upper bound on epsilon by Renyi divergences; infinite without noise, ``None`` if a fact is missing.
-    ``missing``: names of missing facts; without them there is no number, or the worst case is assumed.
+    ``rdp``: upper bound on epsilon by Renyi divergences; infinite without noise, ``None`` if the noise is unknown.
+    ``missing``: facts that are not stated; the worst case replaces them if there is one.
     """
 
     rdp: float | None
@@ -204,7 +204,7 @@ def composed_epsilons(
 
 @contextmanager
 def errors_alone(name: str) -> Iterator[None]:
-    """Suppress messages of the logger ``name`` below the level of errors."""
+    """Suppress the logger ``name`` below the level of errors."""
 
     def is_error(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.ERROR
@@ -218,7 +218,7 @@ def errors_alone(name: str) -> Iterator[None]:
 
 
 def expect_claim(epsilon: float | Claim, delta: float | None) -> Claim:
-    """Return ``epsilon`` if it is a claim, else a claim of ``epsilon`` and ``delta`` for one release of a client.
+    """Return ``epsilon`` if it is a ``Claim``; else make one of ``epsilon`` and ``delta`` for one upload of a client.
 
     ``UserError`` if delta is missing, or differs from the claim's.
     """

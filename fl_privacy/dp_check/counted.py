@@ -28,9 +28,9 @@ Test = tuple[int, float]  # index of a statistic, and a threshold
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Drawn:
-    """Statistics of draws on two neighbors, and tests that were chosen on other draws.
+    """Outputs of a mechanism on two neighboring data sets, as statistics, and tests that were chosen on other outputs.
 
-    ``first, second``: S statistics (n, S) of n draws on each neighbor.
+    ``first, second``: S statistics (n, S) of n outputs on each data set.
     """
 
     first: Values
@@ -44,7 +44,7 @@ class Drawn:
 
     @classmethod
     def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "Drawn":
-        """Choose tests (statistic >= threshold) on the first fifth of ``drawn``, and keep the rest to count."""
+        """Choose tests (statistic >= threshold) on the first fifth of the outputs ``drawn``; bounds count the rest."""
         first, second = drawn[0].numpy(), drawn[1].numpy()
         fixing, rate = len(first) // 5, 1.0 if claim.sampled is None else claim.sampled.sample_rate
         delta = min(1.0, claim.delta / rate)
@@ -72,12 +72,11 @@ class Drawn:
 
     @property
     def unchanged(self) -> float:
-        """Mean number of values that a release on the first neighbor has in common with the update."""
         names = list(self.statistics.names)
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
     def epsilon(self, error: float) -> float:
-        """Return a lower bound on epsilon for any noise: the larger one, by angles (``error`` / 10) or by counts."""
+        """Return a lower bound on epsilon for any noise, the larger by angles (``error`` / 10) or counted outputs."""
         bounds, share = [self.aligned(error / 10)], 0.9 * error / len(self.tests)
         for number, threshold in self.tests:
             counts = counts_above(self.first[:, number], self.second[:, number], [threshold])

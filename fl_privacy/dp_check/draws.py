@@ -95,7 +95,7 @@ def slices_of(sent: Tensors) -> dict[str, slice]:
 
 
 def looked_at(places: Mapping[str, T]) -> dict[str, T]:
-    """Return ``places`` shortened to ``MOST_TENSORS`` entries: the first and the last ones."""
+    """Return the first and last entries of ``places``, by array name, at most ``MOST_TENSORS`` in all."""
     if len(places) <= MOST_TENSORS:
         return dict(places)
     names = list(places)
@@ -104,7 +104,7 @@ def looked_at(places: Mapping[str, T]) -> dict[str, T]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pilot:
-    """Statistics of a few releases (d,) on each neighbor, from which the test's projections are chosen."""
+    """Means and spread of a few outputs (d,) on each of two neighbors, from which a test's directions are chosen."""
 
     neighbors: Neighbors
     means: Tensor  # means (2, d) on the first and the second neighbor
@@ -123,9 +123,9 @@ class Pilot:
         return self.constant & (self.shift != 0) & ~whole
 
     def separation(self, directions: Sequence[Tensor]) -> float:
-        """Return the largest distance of the two means, in standard deviations, along one of ``directions`` (d,).
+        """Return how many standard deviations the neighbors' mean outputs are apart along the best of ``directions``.
 
-        Without directions, all values count together. The distance is infinite if a value without noise differs.
+        Without directions, the distance is over all values. It is infinite if a value without noise differs.
         """
         if bool(self.bare.any()):
             return math.inf
@@ -194,7 +194,7 @@ UNCHANGED = "the number of values that leave unchanged"  # name of the statistic
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Statistics:
-    """Computes statistics of releases: projections and counts."""
+    """Statistics of a mechanism's outputs, for tests: projections, counts of special values, angles to the update."""
 
     names: Sequence[str]
     directions: Tensor  # unit vectors (P, d) onto which releases are projected
@@ -220,7 +220,7 @@ FEWEST_ON_A_LINE = 4  # least number of values of an array in which angles are c
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
-    """Return unit vectors (d,) along the neighbors' difference ``known``: as a whole, and its part in each array."""
+    """Return unit vectors (d,) by description: the neighbors' difference ``known``, and its part in each array."""
     candidates = {"the direction of the update": known}
     for name, place in looked_at(places).items():
         alone = torch.zeros_like(known)
@@ -232,10 +232,10 @@ def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tenso
 def statistics_for(
     found: Pilot, places: Mapping[str, slice], known: Tensor | None, also: Mapping[str, Tensor]
 ) -> Statistics:
-    """Choose the directions onto which releases are projected, and the counts.
+    """Choose the directions onto which a mechanism's outputs are projected, and what is counted in each output.
 
-    Directions: the neighbors' difference ``known`` (d,), or that of the pilot's means; its part in each array
-    (``places``: slices); the one in which draws of the pilot ``found`` differ most; and ``also``.
+    Directions: the neighbors' difference ``known`` (d,), or that of the first draws' means; its part in each array
+    (``places``: slices); the one in which the first draws ``found`` differ most; and ``also``, by name.
     """
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}
@@ -271,7 +271,7 @@ def statistics_for(
 def draw_statistics(
     mechanism: Mechanism, neighbors: Neighbors, statistics: Statistics, draws: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the S statistics (draws, S) of fresh draws on each neighbor."""
+    """Return the S statistics (draws, S) of fresh outputs on each neighbor."""
     first, second = (
         torch.cat([statistics.of(rows) for rows in drawn_rows(mechanism, given, draws)])
         for given in counted("neighbor", (neighbors.first, neighbors.second))

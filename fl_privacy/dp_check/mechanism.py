@@ -46,7 +46,7 @@ SCALES = (1.0, 10.0, 1e4)
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismCheck:
-    """Result of the test of a mechanism against a claim."""
+    """Result of a mechanism's test against a claim."""
 
     claim: Claim
     epsilon: float  # lower bound on epsilon, at the claim's delta, for one release with any noise
@@ -122,11 +122,11 @@ def check_mechanism(
 ) -> MechanismCheck:
     """Test the claimed privacy of ``mechanism`` by many draws, and return a lower bound on its epsilon.
 
-    A pilot of a few draws chooses the neighbors: an update of the clipping norm, or far larger, and zero (or its
-    negative if a unit is replaced). Fresh draws then give the bound.
+    Its inputs are an update and zero, or an update and its negative if a unit is replaced. A few draws choose the
+    update's direction and norm (the clipping norm or far more); fresh draws give the bound.
 
     Args:
-        mechanism: function from an update (tensors like ``like``) to the release (tensors), with fresh randomness at
+        mechanism: function from an update (tensors like ``like``) to its output (tensors), with fresh randomness at
             each of about 2.5 x ``draws`` + 1,800 calls.
         claimed: claimed epsilon, or a ``Claim`` with unit, neighbors and rounds.
         like: tensors with the names and shapes of an update.
@@ -137,7 +137,7 @@ def check_mechanism(
         confidence: confidence of the bounds, in (0, 1).
 
     Raises:
-        UserError: neither ``like`` nor ``neighbors`` is given, or the releases can't be compared.
+        UserError: neither ``like`` nor ``neighbors`` is given, or the outputs can't be compared.
     """
     claim = expect_claim(claimed, delta)
     checks.whole("draws", draws, at_least=200, example=4000)
@@ -201,9 +201,9 @@ before a call without it.
 
 
 def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechanism:
-    """Return a mechanism that makes one call with the unit, then ``LATER`` calls without it.
+    """Return a mechanism that calls ``mechanism`` once with an example or client, then ``LATER`` times without it.
 
-    It releases the projections of all these calls onto ``known`` (d,), to test if a unit shows in later releases.
+    It returns the projections of all outputs onto ``known`` (d,), to test if the first call shows in later ones.
     """
     unit = known / known.norm()
 
@@ -215,10 +215,10 @@ def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechani
 
 
 def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
-    """Return whether calls without the unit depend on earlier calls with the unit, due to momentum, for example.
+    """Return whether outputs without an example or client depend on earlier calls with it, for example by momentum.
 
-    ``number``: number of compared calls after calls with the unit, and after calls without it. ``known``: direction
-    (d,) onto which releases are projected.
+    ``pair``: inputs with it and without it. ``number``: number of compared calls after either. ``known``: direction
+    (d,) of the compared projections.
     """
     if isinstance(mechanism, ManyAtOnce):
         return False
@@ -276,9 +276,9 @@ def _judged(
 def _worst(
     mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice], *, most: int, preferred: Neighbors
 ) -> tuple[Pilot, Tensor | None]:
-    """Return pilot draws on the neighbors that are easiest to distinguish, and their difference (d,), if known.
+    """Return a few outputs on that pair of ``pairs`` that is easiest to distinguish, and its difference (d,) if known.
 
-    ``most``: most draws per neighbor.
+    ``most``: most draws per neighbor. ``preferred``: pair that is taken unless another is clearly easier.
     """
     kept = list(pairs)
     for draws, number in PILOT:
@@ -359,7 +359,7 @@ ROUND_LIKE = 10_000_001  # number of a round that no training reaches
 
 
 def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Detect noise that depends only on the round's number, by repeating rounds of a :class:`ByRound` mechanism."""
+    """Detect noise that a round's number fixes, and so hides nothing, by repeating a :class:`ByRound`'s rounds."""
     if not isinstance(mechanism, ByRound):
         return []
     try:

@@ -17,10 +17,10 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 
 def on_defense(defense: Defense, asked: DpCheckRequest, *, elements: int | None = None) -> list[ClaimVerdict]:
-    """Return verdicts on the privacy that ``defense`` claims.
+    """Return verdicts on the privacy that ``defense`` claims, by recomputing epsilon.
 
-    Epsilon is recomputed, and tested on draws of the upload or of one step of DP-SGD, if the defense changes one of
-    them. ``elements``: number of an update's elements, if ``asked`` has the shapes of only some tensors.
+    If the defense changes the upload, or the steps as in DP-SGD, its outputs are also tested by sampling. ``elements``:
+    number of an update's elements, if ``asked`` has the shapes of only some tensors.
     """
     found = guarantee(defense, sample_rate=1.0, delta=asked.delta or 1e-5, num_tensors=len(asked.shapes))
     facts = Facts(

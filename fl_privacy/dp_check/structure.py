@@ -30,7 +30,7 @@ class Uncovered:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldDraws:
-    """Releases (n, d) drawn on each neighbor; if releases are large, d of their values are kept."""
+    """Stored outputs (n, d) of a mechanism, n on each of two neighboring data sets; of large outputs, d values only."""
 
     first: Tensor
     second: Tensor
@@ -58,7 +58,7 @@ class HeldDraws:
 
 
 def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> HeldDraws:
-    """Draw a quarter of ``draws`` releases on each neighbor, or fewer if memory is short, and keep their values."""
+    """Run the mechanism ``draws`` / 4 times (fewer if memory is short) on each neighbor; return all outputs."""
     size = sum(shape.numel() for shape in shapes.values())
     kept: dict[str, torch.Size] = {}
     places: dict[str, slice] = {}
@@ -83,10 +83,10 @@ def _held(mechanism: Mechanism, given: Any, number: int, taken: Tensor) -> Tenso
 def uncovered(
     mechanism: Mechanism, pair: Neighbors, held: HeldDraws, *, shapes: Mapping[str, torch.Size], delta: float, seed: int
 ) -> list[Uncovered]:
-    """Search the draws ``held`` for parts of the release without fresh noise, and confirm these by fresh draws.
+    """Search stored outputs ``held`` for parts of the output without fresh noise, and confirm these by fresh outputs.
 
-    A direction is such a part if fresh draws are constant along it, differ between the neighbors, and follow a slight
-    change of the input. Events rarer than the claim's ``delta`` are allowed.
+    A direction is such a part if fresh outputs are constant along it, differ between the inputs of ``pair``, and follow
+    a slight change of the input. Events rarer than the claim's ``delta`` are allowed.
     """
     candidates = [
         each for find in (_constant, _shared, _sums, _left_out) for each in find(held) if float(each[1].norm()) > 0
@@ -211,7 +211,7 @@ def _sums(held: HeldDraws) -> list[Found]:
 
 
 def _labels(held: HeldDraws) -> Iterator[tuple[str, Tensor]]:
-    """Yield ways to group values, in search of sums without noise: (description, each value's group (d,) or -1)."""
+    """Yield (description, group (d,) of each value, -1 for none), to test whether sums of groups have noise."""
     size = held.first.shape[1]
     yield "all arrays together", torch.zeros(size, dtype=torch.long)
     for name, shape in held.shapes.items():
@@ -368,7 +368,8 @@ def _nudged(given: Any, rng: torch.Generator) -> Any:
 def direction_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
     """Return the direction (d,) along which neighbors differ most relative to the noise (linear discriminant).
 
-    ``None`` if their difference ``known`` (d,) is unknown or nearly as good a direction, or if draws are too few.
+    ``held``: stored outputs of the mechanism. ``None`` if the neighbors' difference ``known`` (d,) is unknown or
+    distinguishes them nearly as well, or if outputs are too few.
     """
     residuals = held.residuals
     spreads = residuals.square().mean(0).sqrt()

@@ -17,7 +17,7 @@ OWNED = {"client": "each client's data", "example": "each single record"}
 
 
 class Status(StrEnum):
-    """Status of a differential privacy claim, after recomputation and tests."""
+    """Result of recomputing and testing a privacy claim."""
 
     CONTRADICTED = "contradicted"  # a test, or the claim's own figures, show that it is false
     DOUBTED = "doubted"  # a test's lower bound exceeds the claim, without the confidence to call it false
@@ -29,7 +29,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimVerdict:
-    """Claim of differential privacy with all evidence."""
+    """Privacy claim with all evidence."""
 
     subject: str  # name of what makes the claim
     claim: Claim | None

@@ -1,4 +1,4 @@
-"""Federated rounds without a framework: clients, server, interception plan, and the plain loop."""
+"""Federated rounds without a framework: clients, server, interception."""
 
 from typing import TYPE_CHECKING
 

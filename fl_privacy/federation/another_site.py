@@ -43,9 +43,9 @@ class AnotherSite:
     ) -> Upload | None:
         """Return the weighted mean of the other participants' uploads, up to the rounding of ``after``.
 
-        ``None`` if nobody else took part or no tensor is in all of ``own``; if ``own`` is empty, also if no value
-        changed. If the server's optimizer is SGD or momentum, values below the model's last digit become zero, so that
-        the rows of absent words stay recognizable.
+        ``None`` if nobody else took part, if no tensor is in all of ``own``, or if ``own`` is empty and no value
+        changed. If the server's optimizer is SGD or momentum, values within the rounding error become zero, so that the
+        rows of absent words stay recognizable.
 
         Args:
             before, after: global model before and after the round.
@@ -105,16 +105,16 @@ class AnotherSite:
 def estimated_share(mean: Tensors, own: Tensors, last: Tensors) -> tuple[float, str] | None:
     """Estimate the share p in (0, 1) of ``own`` in ``mean`` = p own + (1 - p) rest; return p and how it was found.
 
-    Three ways are tried; ``None`` if none works.
+    ``own``, ``mean``: the attacker's update and the round's mean. Three ways are tried; ``None`` if none works.
 
-    1. After a single step of Adam all values have one size. The ratio mean / own is smallest where the signs of all
-    other updates differ from the own sign, and is 2p - 1 there.
+    1. After a single step of Adam all values have the same absolute value. The ratio mean / own is smallest where the
+       signs of all other updates differ from the own sign, and is 2p - 1 there.
     2. Rows and columns that only the examples of ``own`` change, such as those of unique words, have the ratio p
-    throughout. Single values do not count, since all examples may share an input.
+       throughout.
     3. If a layer of ``mean`` has less than full rank, its pseudoinverse times ``own`` has the eigenvalue 1 / p, as
-    often as the rank of ``own``.
+       often as the rank of ``own``.
 
-    ``last``: distances of neighboring floating-point values of ``mean``.
+    ``last``: distances of neighboring floating-point values of ``mean``, within which values count as equal.
     """
     if (share := _share_by_signs(mean, own, last)) is not None:
         return share, "the other sign's values"
@@ -141,7 +141,7 @@ def _share_by_signs(mean: Tensors, own: Tensors, last: Tensors) -> float | None:
 
 
 def _alike_in_lines(mean: Tensor, own: Tensor, last: Tensor) -> Tensor:
-    """Return ratios ``mean`` / ``own`` in rows and columns whose ratios are equal; ``last``: rounding of ``mean``."""
+    """Return the ratios ``mean`` / ``own`` of rows and columns in which all are equal; ``last``: rounding errors."""
     whole, part = mean.flatten(1), own.flatten(1)
     ratios, found = (whole / part).where(whole.abs() > last.flatten(1) / ALIKE, torch.nan), []
     for lines in (ratios, ratios.T):
@@ -174,7 +174,8 @@ def single_uploads(means: Sequence[tuple[Mapping[int, int], Upload]]) -> dict[in
 
     Return, by client, the uploads that the means determine (Lam et al., Gradient Disaggregation, ICML 2021, with known
     participants), from as few of the last rounds as suffice. They are exact if uploads do not change between rounds.
-    ``means``: for each round, the other participants' numbers of examples, and the result of ``AnotherSite.rest``.
+
+    ``means``: for each round, the numbers of examples of all participants but the attacker, and their mean upload.
     """
     clients = sorted({client for numbers, _ in means for client in numbers})
     shares = [[numbers.get(client, 0) / sum(numbers.values()) for client in clients] for numbers, _ in means]
@@ -206,9 +207,9 @@ def seen_by_sites(
     seed: int = 0,
     knows_numbers: bool = True,
 ) -> Upload:
-    """Return the mean upload of the other clients, as the colluding sites ``own`` compute it.
+    """Return the other clients' mean upload, as the colluding clients ``own`` compute it from the new global model.
 
-    The server moves the model ``sent`` by all ``uploads``. ``knows_numbers``: see :class:`AnotherSite`.
+    They know the model ``sent``, and their own of the ``uploads``. ``knows_numbers``: see :class:`AnotherSite`.
     """
     plan = replace(plan, norm_factor=math.inf)
     server = Server(state=sent, local_plan=local_plan, plan=plan, clients=list(uploads), seed=seed)

@@ -1,4 +1,4 @@
-"""Rounds in which the server adds updates encrypted by TenSEAL (CKKS, Cheon et al. 2017), several values to a slot."""
+"""Rounds in which the server adds updates encrypted by TenSEAL (CKKS, Cheon et al. 2017)."""
 
 import math
 import time

@@ -116,7 +116,7 @@ class Client:
         threads: CPU threads, which affect the last bits of results.
         test: examples on which a client with a private part tests its own model; ``None`` takes its training examples.
         guard: check of each model before training, if any. On a deployed client that promises differential privacy it
-            checks the weights alone, since the model's outputs for the examples would reveal something about them.
+            checks the weights alone.
     """
 
     id: int
@@ -137,7 +137,7 @@ class Client:
             object.__setattr__(self, "seed", Secret.draw())
 
     def update(self, sent: ModelState, state: ClientState, *, round: int) -> training.LocalResult:
-        """Train on the client's examples and return the upload; ``RefusedModelError`` if the guard refuses."""
+        """Train on the client's examples; return the upload. ``RefusedModelError`` if ``guard`` rejects the model."""
         looked = self._look(sent, state)
         result = self.do(self.training_work(state, round=round), sent, state)
         if self.guard:
@@ -168,9 +168,9 @@ class Client:
     def probe(
         self, sent: ModelState, state: ClientState, *, round: int, probe: int, batch_size: int
     ) -> training.LocalResult:
-        """Return the upload that this client would make from ``victim_batch`` alone, without changing ``state``.
+        """Return the upload from batch number ``probe`` of the client's examples alone, without changing ``state``.
 
-        ``UserError`` if batch norm in training mode has only one value to normalize, or the guard refused the model.
+        ``UserError`` if batch norm in training mode has only one value to normalize, or ``guard`` rejects the model.
         """
         self._look(sent, state)
         work = self.probe_work(state, round=round, probe=probe, batch_size=batch_size)

@@ -1,4 +1,4 @@
-"""Count the cores that this process may use, by affinity, control group and environment."""
+"""Count the cores that this process may use."""
 
 import math
 import os

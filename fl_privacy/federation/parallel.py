@@ -1,4 +1,4 @@
-"""Parallel attacks on parts of the victims, by all cores of this machine or by a Ray cluster."""
+"""Attack parts of the victims in parallel, by all cores or by a Ray cluster."""
 
 import copy
 import logging
@@ -42,7 +42,7 @@ def joins_cluster() -> bool:
 
 
 def expect_answer() -> None:
-    """Raise ``UserError`` unless RAY_ADDRESS answers within ``PATIENCE`` seconds; Ray itself retries for minutes."""
+    """Raise ``UserError`` unless RAY_ADDRESS answers within ``PATIENCE`` seconds."""
     address = os.environ.get("RAY_ADDRESS", "").rpartition("://")[2]
     if not address or address in ("auto", "local"):
         return
@@ -285,7 +285,7 @@ def attack_by_all_cores(
 ) -> list[Reconstruction]:
     """Attack all ``observations`` in parts by several processes; see ``federation.processes.in_processes``.
 
-    The parts, and so the result, do not depend on ``processes``. Attacks on a GPU or by Ray run in this process.
+    The parts, and so the result, do not depend on ``processes``.
 
     Args:
         attack: attack whose random numbers depend on ``seed`` and a victim's id alone.

@@ -1,7 +1,4 @@
-"""Compute independent parts in processes on all cores, with bitwise equal results for any number of processes.
-
-Workers start once measurements show that they save time, and are kept; work that can't be sent stays in this process.
-"""
+"""Compute independent parts in processes on all cores, with bitwise equal results for any number of processes."""
 
 import logging
 import multiprocessing
@@ -63,8 +60,6 @@ def worker_processes(
 ) -> Iterator[Any]:
     """Yield loky's executor of ``number`` processes; later calls with the same arguments reuse the processes.
 
-    The processes end with this one, and ignore a terminal's signals.
-
     Args:
         threads: CPU threads of each process.
         environment: variables that differ from this process's.
@@ -107,10 +102,7 @@ def _begin(parent: int, folder: str, threads: int, sharers: int, prepare: Callab
 
 
 def end_workers(waiting: Iterable[Future[Any]] = (), *, patience: float = 0.0) -> None:
-    """Cancel the tasks ``waiting`` and end the workers by SIGKILL.
-
-    With ``patience`` (seconds), workers get SIGTERM first.
-    """
+    """Cancel the tasks ``waiting`` and end the workers by SIGKILL; with ``patience`` (seconds), first by SIGTERM."""
     executor, _pool.executor = _pool.executor, None
     if executor is None:
         return
@@ -131,9 +123,7 @@ def in_processes(
     threads: int = 1,
     report: Done = lambda share: None,
 ) -> list[R]:
-    """Compute all of ``parts`` and return their results in order.
-
-    If a part raises an error, the workers are ended and the error is raised.
+    """Compute all of ``parts`` and return their results in order; the first error of a part is raised.
 
     Args:
         parts: independent parts with their own seeds.
@@ -293,9 +283,10 @@ class _Result:
 
 
 def _elsewhere(payload: bytes, tally: str, number: int) -> bytes:
-    """Compute a pickled part in a worker; return a pickled ``_Result``, or the reason why it can't be unpickled.
+    """Compute a pickled part of the work in a worker process; return its pickled ``_Result``.
 
-    ``tally``: file of an array; its element ``number`` gets the finished share of the part.
+    If the part can't be unpickled here, return the pickled reason. ``tally``: file of an array, whose element
+    ``number`` gets the finished share of the part.
     """
     import cloudpickle  # noqa: PLC0415
 

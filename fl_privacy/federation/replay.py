@@ -1,4 +1,4 @@
-"""Repeat a simulated client's upload with the same random streams, to recover its examples without the network."""
+"""Repeat a simulated client's upload to recover its examples."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,7 +16,8 @@ from fl_privacy.types import Batch, ModelState, Upload, VictimId
 def examples_behind(client: Client, victim: VictimId, state: ClientState, *, batch_size: int) -> Batch:
     """Return the examples from which ``client`` made the upload ``victim``, in order of first use.
 
-    ``batch_size``: number of examples of a probe. ``UserError`` if the client's random numbers derive from a secret.
+    ``batch_size``: number of examples of a probe (an upload from one batch, for attacks). ``UserError`` if the client's
+    random numbers derive from a secret.
     """
     return Replay(client=client, victim=victim, sent=ModelState({}, {}), state=state, batch_size=batch_size).examples
 
@@ -27,10 +28,10 @@ class _EnoughError(Exception):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
-    """Repetition of a simulated client's upload ``victim``; each result is computed on access.
+    """Repetition of a simulated client's upload ``victim``, to get the attacks' ground truth.
 
-    ``sent``, ``state``: model that the client was sent, and the client's state before the upload, to which the
-    defense's examples are added. ``batch_size``: number of examples of a probe.
+    ``sent``: model that the client was sent. ``state``: its state before the upload; gets the examples that the defense
+    makes. ``batch_size``: number of examples of a probe (an upload from one batch, for attacks).
     """
 
     client: Client

@@ -1,4 +1,4 @@
-"""Validation of clients' replies: a reply that could end or poison a run is excluded, with one reason."""
+"""Validate clients' replies, and exclude those that could end or poison a run."""
 
 from __future__ import annotations
 
@@ -140,9 +140,9 @@ def sort_out(
     """Separate usable replies from excluded ones.
 
     A reply is excluded if it is a ``Failure`` or :func:`fault` finds a reason. If three or more are left, a reply is
-    also excluded if the norm of its change exceeds ``factor`` times the median norm of this round or, if larger, of an
-    earlier round (``usual``). Parameters, floating-point buffers and counters are compared separately. A client counts
-    as at most ``factor`` times the lower median number of examples. ``shares``: see ``LocalPlan``.
+    also excluded if the norm of its change exceeds ``factor`` times the larger of two medians: this round's and
+    ``usual``, the largest of earlier rounds. Parameters, floating-point buffers and counters are compared separately. A
+    client's number of examples is capped at ``factor`` times the lower median. ``shares``: see ``LocalPlan``.
     """
     largest = dict(usual or {})
     excluded: dict[int, str] = {}
@@ -187,7 +187,7 @@ def norm(tensors: Tensors) -> float:
 
 
 def unrounded(buffers: Tensors) -> dict[str, Tensor]:
-    """Set batch norm's variances and counters that rounding in a secure sum made negative to zero."""
+    """Replace negative variances and counters of batch norm, caused by rounding in a secure sum, by zero."""
     return {n: t.clamp_min(0) if n.rpartition(".")[2] in (VARIANCE, COUNT) else t for n, t in buffers.items()}
 
 

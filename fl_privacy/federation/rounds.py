@@ -1,4 +1,4 @@
-"""Rounds of a federation and the interception of their uploads; ``plain_rounds`` is the reference for all backends."""
+"""Rounds of a federation and the interception of their uploads."""
 
 import logging
 import time
@@ -37,11 +37,11 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Uploads that the attacker obtains.
+    """Choice of the uploads that the attacker obtains.
 
     Attributes:
         rounds: intercepted rounds, from 1.
-        uploads: ``probe``: uploads of ``batch_size`` examples, defended, as if they were all of the client's data (the
+        uploads: ``probe``: extra uploads of ``batch_size`` examples each, defended, as if the client had no others (the
             papers' setting). ``update``: updates that train the model. ``both``: updates and all probes.
         clients: clients whose updates are intercepted under ``update``; ``both`` takes all.
         listens: ``True`` if updates are also intercepted under ``probe``.
@@ -67,7 +67,7 @@ class Audit:
 
 
 def spread_probes(victims: int, batch_size: int, client_sizes: Mapping[int, int]) -> tuple[Probe, ...]:
-    """Distribute ``victims`` probes over the clients in turn; ``UserError`` if ``client_sizes`` give fewer batches."""
+    """Distribute ``victims`` attacked batches over clients in turn; ``UserError`` if there are too few examples."""
     room = {client: size // batch_size for client, size in sorted(client_sizes.items())}
     if sum(room.values()) < victims:
         raise UserError(
@@ -163,7 +163,7 @@ class Round:
 
 
 def unobserved(work: Callable[[], RoundReport]) -> Steps:
-    """Return a round's generator that yields no observation; ``work`` runs the whole round."""
+    """Return a round as a generator that yields no uploads and returns the report of ``work``, which runs it."""
     return work()
     yield
 
@@ -197,10 +197,10 @@ def plain_rounds(
     first: int = 1,
     states: Mapping[int, ClientState] | None = None,
 ) -> Generator[Round, None, dict[int, ClientState]]:
-    """Train ``server.state`` from round ``first`` to ``rounds``, yielding each; return each client's private state.
+    """Train ``server.state`` in rounds ``first`` to ``rounds``, yielding each; return each client's private state.
 
-    A stopped training continues from the next round and the states of server and clients, but without the server's
-    record of usual norms (``Sorted.usual``).
+    ``audit``, ``interceptor``: choice and recorder of the attacked uploads. ``states``: client states of a stopped
+    training to continue; the server then has no record of usual norms (``Sorted.usual``).
     """
     states = {client: ClientState() if states is None else states[client] for client in clients}
     with freed_memory_kept():
@@ -263,7 +263,7 @@ def finish_round(
 
 
 def with_personalized(report: RoundReport, ends: Mapping[int, Personalized | Failure]) -> RoundReport:
-    """Add seconds and mean evaluation of the clients' personalization (``ends``) to ``report``; log failures."""
+    """Add the personalization's seconds and mean evaluation to ``report``; log failures. ``ends``: clients' results."""
     for client, end in ends.items():
         if isinstance(end, Failure):
             logger.warning("Client %d did not end round %d: %s", client, report.round, end.reason)

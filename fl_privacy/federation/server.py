@@ -41,8 +41,8 @@ class ServerPlan:
         lr: server's step along the aggregated gradient (downhill) or delta.
         optimizer: rule of that step.
         noise: standard deviation of Gaussian noise on each value of the mean; it does not protect from the server.
-        norm_factor: largest accepted norm of a reply, relative to the largest median norm so far (of three or more
-            replies); also limits a client's number of examples, relative to the median.
+        norm_factor: multiple of the largest median norm so far above which a reply is excluded (if there are three or
+            more); also limits a client's number of examples, relative to their median.
     """
 
     aggregation: Literal["mean", "round_robin"] = "mean"
@@ -64,7 +64,8 @@ class ServerPlan:
 class Server:
     """A federation's server: global model and aggregation.
 
-    ``heard``: callback with the mean reply of each tampered round, or of each round if there is no ``tamper``.
+    ``heard``: callback that gets the mean reply of each round with a model altered by ``tamper``, or without
+    ``tamper``, of every round.
     """
 
     state: ModelState  # global model; replaced, never changed in place
@@ -101,11 +102,11 @@ class Server:
         *,
         behind: Mapping[int, int] | None = None,
     ) -> dict[int, str]:
-        """Move the global model by the usable replies; return the reasons of excluded replies, by client.
+        """Update the global model from the usable replies; return the reasons of excluded replies, by client.
 
-        The model stays as it is in a round with tampering, unless the server ``learns``. ``behind``: number of examples
-        of each client, if the only reply is the clients' secure sum. ``UserError`` if no reply is usable, except if all
-        clients refused the model.
+        After a round in which the server altered the sent model (``tamper``), the model only changes if ``learns`` is
+        set. ``behind``: number of examples of each client, if the only reply is the clients' secure sum. ``UserError``
+        if no reply is usable, except if all clients refused the model.
         """
         found = sort_out(replies, self.state, self.local_plan.shares, factor=self.plan.norm_factor, usual=self._usual)
         self._usual = found.usual

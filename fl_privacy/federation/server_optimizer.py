@@ -1,4 +1,4 @@
-"""Server's optimizer on the mean of the updates, and its inverse: a site that sees every model can compute the mean."""
+"""Server's optimizer on the mean of the updates, and its inverse."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class ServerOptimizer:
 
 @dataclass(kw_only=True, eq=False)
 class ServerSteps:
-    """A server optimizer with its moments; ``step`` and its inverse ``mean_behind`` both advance the moments."""
+    """A server optimizer and its moments; ``step`` applies a mean update, ``mean_behind`` infers it from the change."""
 
     rule: ServerOptimizer = field(default_factory=ServerOptimizer)
     _moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)

@@ -1,4 +1,4 @@
-"""Local training of one client: defended steps from model to upload, and training of its private part."""
+"""Local training of one client, with defended steps."""
 
 import copy
 import math
@@ -23,7 +23,7 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
 class LazyGradients(Mapping[str, Tensor]):
     """Mapping from parameter name to the gradient of one step's mean loss.
 
-    The gradients are computed on construction. If the defense computes them itself, access raises ``UserError``.
+    They are computed on construction. If the defense computes gradients itself, access raises ``UserError`` instead.
     """
 
     def __init__(self, step: LocalStep, defense: Defense) -> None:
@@ -168,7 +168,7 @@ def local_update(
         num_examples: number of distinct examples in ``batches``.
         state: client's state, to which private parameters and the defense's values are written.
         rng: generator that only the defense draws from.
-        private_rng: generator of initial private values; the same stream in every round.
+        private_rng: generator for the initial values of parameters that stay with the client; the same in each round.
     """
     started, timed = time.perf_counter(), Stopwatch()
     for model_hook in defense.model:
@@ -212,8 +212,8 @@ def take_steps(
     """Take one defended training step on each of ``batches``, starting from the values ``first.sent``.
 
     Return the model values after the last step, the gradients of that step, and the loss of each step. ``public``:
-    names of the parameters whose gradients the defense changes. ``still``: names of the parameters that stay fixed.
-    ``timed``: stopwatch that calls the hooks of the defense.
+    names of the parameters shared with the server, whose gradients the defense changes. ``still``: names of the
+    parameters that stay fixed. ``timed``: calls the defense's hooks and measures their time.
     """
     plan, state, rng = first.plan, first.state, first.rng
     parameters = {name: p.clone().requires_grad_() for name, p in first.sent.parameters.items()}
@@ -273,7 +273,7 @@ def train_private(
 
 
 class _Descent:
-    """Steps of ``torch.optim.SGD``, whose constructor would import PyTorch's compiler for seconds."""
+    """Steps like ``torch.optim.SGD``, whose constructor takes seconds, since it imports PyTorch's compiler."""
 
     def __init__(self, parameters: Sequence[Tensor], plan: LocalPlan) -> None:
         self._parameters, self._plan = parameters, plan

@@ -30,7 +30,7 @@ def read_network(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str
 
 @contextmanager
 def readable(what: str, file: Path, remedy: str) -> Iterator[None]:
-    """Turn an ``OSError`` in the context into a ``UserError``: ``what`` can't be read from ``file``; ``remedy``."""
+    """Turn an ``OSError`` in the context into a ``UserError``: WHAT is expected in FILE, but can't be read; REMEDY."""
     try:
         yield
     except OSError as error:

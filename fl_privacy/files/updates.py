@@ -51,8 +51,7 @@ def read_arrays(path: Path) -> SavedArrays:
     """Read a file of named arrays; its content, not its name, decides on the format.
 
     Formats are safetensors, ``.npz``, PyTorch checkpoints (``weights_only``), NVFlare's DXO, Fed-BioMed's ``.mpk`` and
-    OpenFL's ``.pbuf``. Stated sizes are checked before memory is allocated. ``UserError`` if the file is missing, too
-    large, damaged, a plain pickle, or of another format.
+    OpenFL's ``.pbuf``. ``UserError`` if the file is missing, too large, damaged, a plain pickle, or of another format.
     """
     try:
         with os.fdopen(open_regular(path), "rb") as file:
@@ -163,7 +162,7 @@ def _array(data: bytes) -> Tensor:
 
 
 def _of_flare(file: Any, length: int) -> SavedArrays:
-    """Read NVFlare's DXO, alone or in a Shareable, from a FOBS file (msgpack), without importing NVFlare's classes."""
+    """Read NVFlare's DXO, alone or in a Shareable, from a FOBS file of ``length`` bytes, without importing NVFlare."""
     sections, blobs = list[bytes](), dict[str, bytes]()
     while header := file.read(_HEADER.size):
         marker, _, size = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, 0, 0)
@@ -201,7 +200,10 @@ def _unpacked(data: bytes, blobs: Mapping[str, bytes]) -> Any:
 
 
 def _plain(value: Any, blobs: Mapping[str, bytes], depth: int) -> Any:
-    """Convert nested values unpacked from FOBS or Fed-BioMed: arrays to tensors, other classes to their contents."""
+    """Convert nested values unpacked from FOBS or Fed-BioMed: arrays to tensors, other classes to their contents.
+
+    ``blobs``: content of separately stored arrays by id. ``depth``: depth of ``value``; too deep ones are refused.
+    """
     if depth > _MOST_DEPTH:
         raise _UnfitError("is nested too deeply")
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The interface to Flower: clients, strategies, apps and backends; it translates records and adds no mathematics."""
+"""The interface to Flower: clients, strategies, apps and backends."""
 
 from typing import TYPE_CHECKING
 

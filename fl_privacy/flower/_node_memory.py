@@ -1,4 +1,4 @@
-"""Storage of a node's client states between rounds, in Flower's context or in private, optionally encrypted files."""
+"""Storage of a node's client states between rounds."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ def seal(content: bytes, key: bytes, name: str) -> bytes:
 
 
 def read_own(path: Path, key: bytes | None) -> bytes:
-    """Return the content written by ``write_own``; ``UserError`` if others can read the file or the key is wrong."""
+    """Return what ``write_own`` wrote; ``UserError`` if others can read the file, or the cipher's ``key`` is wrong."""
     content = read_unshared(path)
     if key is None:
         if content.startswith(_MAGIC):
@@ -123,7 +123,7 @@ def state_folder(context: Context) -> Path:
 
 
 def state_key(context: Context) -> bytes | None:
-    """Return the key in the file named by node config or FL_PRIVACY_KEY, if any; ``UserError`` as in ``read_key``."""
+    """Return the key that encrypts stored state, from the file that node config or FL_PRIVACY_KEY names, if any."""
     named = context.node_config.get(KEY) or os.environ.get(KEY_VARIABLE)
     return read_key(expanded(str(named))) if named else None
 
@@ -181,7 +181,7 @@ def answered(records: RecordDict) -> dict[str, int]:
 
 
 def expect_later(counted: Mapping[str, int], kind: str, round: int) -> None:
-    """Raise ``UserError`` unless ``round`` is later than the last answered round of this ``kind`` in ``counted``."""
+    """Raise ``UserError`` unless ``round`` is after the last answered one of this message ``kind`` in ``counted``."""
     if round <= (last := counted.get(kind, -1)):
         raise UserError(
             f"A message of a round after {last} is expected, but got one of round {round}: it was answered before,"
@@ -190,7 +190,7 @@ def expect_later(counted: Mapping[str, int], kind: str, round: int) -> None:
 
 
 def expect_near(answered: Iterable[int], round: int) -> None:
-    """Raise ``UserError`` if ``round`` is negative or more than ``MOST_AHEAD`` after all ``answered`` rounds."""
+    """Raise ``UserError`` if ``round`` is negative or over ``MOST_AHEAD`` rounds after the last ``answered`` one."""
     most = max([0, *answered]) + MOST_AHEAD
     if not 0 <= round <= most:
         raise UserError(
@@ -205,7 +205,7 @@ def remember_answer(records: RecordDict, kind: str, round: int) -> None:
 
 
 class ContextMemory:
-    """Client state in Flower's ``context.state``, lost at a restart; ``once``: ``True`` refuses answered rounds."""
+    """Client state in Flower's ``context.state``, lost at a restart; ``once`` refuses rounds that were answered."""
 
     def __init__(self, records: RecordDict, *, once: bool = False) -> None:
         self.records: RecordDict = records
@@ -227,10 +227,7 @@ class ContextMemory:
 
 
 class NodeMemory:
-    """Client state in a file of the node, which survives restarts and is never sent.
-
-    The file is replaced before the reply leaves, so that a killed node can continue. A ``key`` of 32 bytes encrypts it.
-    """
+    """Client state in a file of the node, encrypted by ``key``; it survives restarts and is never sent."""
 
     def __init__(self, path: Path, key: bytes | None = None) -> None:
         self.path: Path = path
@@ -274,6 +271,6 @@ Memory = ContextMemory | NodeMemory  # a client's private layers and other state
 
 
 def node_memory(context: Context) -> NodeMemory:
-    """Return the memory file of the client of ``context`` in its run; ``UserError`` if its key can't be read."""
+    """Return the file that keeps the client's state between rounds; ``UserError`` if its key can't be read."""
     run, client = f"run-{context.run_id}", "-".join(map(str, whose(context)))
     return NodeMemory(state_folder(context) / run / f"{client}.state", state_key(context))

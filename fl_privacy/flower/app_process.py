@@ -1,4 +1,4 @@
-"""Isolated processes of apps, which have no network, key or ledger, and answer to the gate alone."""
+"""Isolated processes of apps, which have no network, key or ledger."""
 
 import logging
 import os
@@ -34,8 +34,8 @@ class Cell:
 
     Args:
         app: reference ``package.module:attribute``; empty only to test whether the system can isolate apps.
-        bundle: bundle with the app; each message then gets a new process. ``None`` for an installed app.
-        packages: folder of packages for the bundle.
+        bundle: archive with the app's code; each message then gets a new process. ``None`` for an installed app.
+        packages: folder of the packages that the bundle needs.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Cell:
         return held
 
     def open(self) -> Isolation:
-        """Start the process, which then loads the app; ``UserError`` if the process can't be isolated as required."""
+        """Start the process, which then loads the app; return its isolation. ``UserError`` if less than required."""
         self.close()
         limits, bundled = self.limits, self.bundle is not None
         more = () if self.packages is None else (str(self.packages),)
@@ -108,10 +108,7 @@ class Cell:
             raise UserError(f"--app is expected to be loaded, but {self.app} {said}") from error
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Return the app's reply, and copy the app's state into ``context``.
-
-        A process that fails, is late or sends anything but one answer is ended, with a ``RefusedError``.
-        """
+        """Return the app's reply, and copy its state to ``context``; ``RefusedError`` if its process fails or hangs."""
         reason = "isolation"
         try:
             if self._apart is None or (self._is_loaded and not self._apart.is_quiet):
@@ -159,9 +156,10 @@ class Cell:
 
 
 class Bundles:
-    """Runs apps that arrive in bundles: each run has an isolated process, and all messages pass one gate.
+    """Runs apps that are sent as bundles, archives of their code.
 
-    The site's policy has to approve a run. ``UserError`` if this system can't isolate apps as the policy requires.
+    Each run has an isolated process, and all messages pass one :class:`Gate`. The site's policy has to approve a run.
+    ``UserError`` if this system can't isolate apps as the policy requires.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -176,7 +174,7 @@ class Bundles:
         probe.close()
 
     def answer(self, message: Message, context: Context, brought: Brought) -> Message | None:
-        """Return the reply of the run's app; ``None`` if the message has to wait for approval or for other messages."""
+        """Return the reply of the app in ``brought``; ``None`` if the message must wait for approval or its turn."""
         number, run, origin = message.metadata.message_id, str(context.run_id), Origin()
         try:
             if (held := self._held.pop(number, None)) is None:
@@ -236,7 +234,7 @@ class Bundles:
         return cell
 
     def rest(self) -> None:
-        """Start new processes for apps that just answered; end those unused for long or of revoked runs."""
+        """Replace each process that has answered by a fresh one; end those long unused or of revoked runs."""
         for run in self._answered & self._cells.keys() - self._working:
             cell, _ = self._cells[run]
             self._cells[run] = cell, time.monotonic()

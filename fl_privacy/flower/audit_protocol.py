@@ -25,7 +25,7 @@ _MOST_LETTERS, _MOST_CHANNELS, _LARGEST = 1 << 18, 64, 1e4
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedImages:
-    """Description of the images from which a client made the upload that a probe asked for."""
+    """Images from which a client made the upload that the auditing server asked for."""
 
     fingerprints: Sequence[str]  # fingerprint of each image (``data.own_examples``)
     normalization: Normalization | None  # mean and standard deviation by which the client normalizes, if known
@@ -40,7 +40,7 @@ def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
 
 
 def asked_probe(content: RecordDict) -> tuple[int, int] | None:
-    """Return the batch number and size that a message asks to probe, if any; ``UserError`` if out of range."""
+    """Return number and size of the batch whose upload (a probe) a message asks for; ``UserError`` if out of range."""
     record = next((each for each in content.config_records.values() if _ASKED_NUMBER in each), None)
     if record is None:
         return None
@@ -61,7 +61,7 @@ def introduce(reply: RecordDict, context: Context) -> None:
 
 
 def state_images(reply: RecordDict, images: ProbedImages) -> None:
-    """Add a description of the probed images to ``reply``."""
+    """Add to ``reply`` which of the client's images are behind a probe's upload: fingerprints and normalization."""
     content: dict[str, str | list[float]] = {_FINGERPRINTS: json.dumps(list(images.fingerprints))}
     if images.normalization is not None:
         content |= {_MEAN: list(images.normalization.mean), _STD: list(images.normalization.std)}
@@ -118,7 +118,7 @@ def stated_defense(reply: RecordDict) -> Description:
 
 
 def merged_config(context: Context, content: RecordDict) -> dict[str, object]:
-    """Return the run config updated by the message's config records, without the request for a probe."""
+    """Return the run config updated by the message's config records, without the keys that ask for a probe."""
     merged: dict[str, object] = dict(context.run_config)
     for record in content.config_records.values():
         merged.update(record)

@@ -1,4 +1,4 @@
-"""Run federated rounds through Flower, with the same numbers as the plain loop for the same seed."""
+"""Run federated rounds through Flower, with the same results as the plain loop."""
 
 import logging
 from collections import deque
@@ -35,8 +35,9 @@ def rounds_on_grid(
 ) -> Generator[Round, None, None]:
     """Train ``server.state`` with the clients behind ``grid``, yielding each round.
 
-    ``timeout``: seconds to wait for a round's replies; later replies do not count. ``rules``: requirements on the
-    nodes. ``UserError`` if the nodes do not fit the server's clients, or all clients of a round failed.
+    ``audit``, ``interceptor``: choice and recorder of the attacked uploads. ``timeout``: seconds to wait for a round's
+    replies; later replies do not count. ``rules``: requirements on the nodes. ``UserError`` if a client has no node,
+    nodes break the rules, or all clients of a round failed.
     """
     seen, ended = deque[Observation](), list[RoundReport]()
     settings = asdict(rules or NodeRules())
@@ -65,7 +66,7 @@ def _emptied(seen: deque[Observation]) -> Iterator[Observation]:
 def rounds_in_process(
     server: Server, source: ClientSource, *, rounds: int, audit: Audit, interceptor: Interceptor
 ) -> Generator[Round, None, dict[int, ClientState]]:
-    """Run ``rounds_on_grid`` with all nodes in this process; return each client's state."""
+    """Train with all Flower nodes in this process, as ``rounds_on_grid``, yielding rounds; return clients' states."""
     grid = LocalGrid(server.clients, simulated_client_app(source()))
     yield from rounds_on_grid(grid, server, rounds=rounds, audit=audit, interceptor=interceptor)
     return _kept(grid)
@@ -83,10 +84,11 @@ def rounds_on_ray(
     actors: int | None = None,
     timeout: float = 3600.0,
 ) -> Generator[Round, None, dict[int, ClientState]]:
-    """Run ``rounds_on_grid`` with the clients in Ray's processes; return each client's state.
+    """Train ``server.state`` with clients in Ray's processes, yielding each round; return each client's state.
 
     Ray starts on the loopback interface and stops at the end, unless RAY_ADDRESS or a running Ray is used.
-    ``UserError`` if no process fits into the machine, or ``rounds_on_grid`` raises.
+    ``UserError`` if no process fits into the machine, or as in ``rounds_on_grid``, which explains ``audit`` and
+    ``interceptor``.
 
     Args:
         num_gpus: share of a GPU reserved for a process.

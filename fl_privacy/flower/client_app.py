@@ -35,8 +35,8 @@ def numpy_client_app(
     Outside of a simulation, clients that defend themselves answer a round once, also after a restart.
 
     Args:
-        audited: ``True``, or a predicate of the context, if ``train.probe`` is answered. The server then gets uploads
-            of small batches as often as it likes, which is unsafe if the data need protection.
+        audited: ``True``, or a predicate of the context, if the app also answers ``train.probe``, by which a server
+            gets uploads of small batches as often as it likes. This is unsafe if the data need protection.
         simulated: predicate, ``True`` if clients draw from a seed that the server knows; ``query`` reports it.
     """
     app = ClientApp(mods=list(mods))

@@ -1,4 +1,4 @@
-"""A client of this package as Flower's ``NumPyClient``; a subclass adds a defense in three lines."""
+"""A client of this package as Flower's ``NumPyClient``."""
 
 import json
 import math
@@ -84,7 +84,7 @@ class PrivacyClient(NumPyClient):
         return self._reply(self._counted(["train"], self._message_number(config), update))
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
-        """Return the upload of batch number ``config["victim"]``, from 0, of ``config["batch-size"]`` examples."""
+        """Return the upload of batch ``config["victim"]``, from 0, alone, of ``config["batch-size"]`` examples."""
         images = records.images_of_probe(config.get(records.VICTIM), config.get(records.BATCH_SIZE))
         round, sent = self._round(config), self._sent(parameters, config)
         number, size = _integer(config, records.VICTIM), _integer(config, records.BATCH_SIZE)
@@ -110,7 +110,7 @@ class PrivacyClient(NumPyClient):
         return loss, number, {**seconds, **metrics}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
-        """Return loss and accuracy of the model sent, with the private part, on the client's own examples.
+        """Return loss, number of examples and accuracy of the sent model, with private layers, on the client's data.
 
         Outside of a simulation the client answers once a round, with figures rounded to three digits. ``UserError`` if
         ``fit`` would raise one, or the defense promises differential privacy, which exact figures would break.
@@ -232,7 +232,7 @@ class SplitFedClient(PrivacyClient):
 
 
 class PassportClient(PrivacyClient):
-    """Client that keeps some layers private, modulated by secret passports; see :func:`fdl_pp`."""
+    """Client with private layers, whose scale and offset come from secret inputs ("passports"); see :func:`fdl_pp`."""
 
     make_defense = staticmethod(fdl_pp)
 
@@ -264,7 +264,7 @@ class MaskableClient(PrivacyClient):
                 )
 
     def _message_number(self, config: Config) -> int:
-        """Return the number of the attempt; it replaces the round's, since SecAgg+ may repeat a failed round."""
+        """Return the number of the attempt in place of the round, since SecAgg+ may repeat a failed round."""
         number = _integer(config, ATTEMPT)
         if self.last_round is not None and number > MOST_ATTEMPTS * max(1, self.last_round):
             raise UnfitMessageError(

@@ -1,4 +1,4 @@
-"""Wrappers of any Flower strategy: an honest-but-curious server, a malicious one, and one that checks replies."""
+"""Flower strategies that observe uploads, send crafted models, or check replies."""
 
 import logging
 import math
@@ -31,10 +31,7 @@ from fl_privacy.types import ModelState, Upload, VictimId
 
 @dataclass(eq=False)
 class StrategyAround(Strategy):
-    """Base class of wrappers of a Flower strategy, which leave evaluation to the inner ``strategy``.
-
-    Other attributes of the inner strategy, such as methods of an app's own class, are reached through the wrapper.
-    """
+    """Base class of wrappers of a Flower strategy, which leave evaluation and other attributes to the inner one."""
 
     strategy: Strategy
 
@@ -64,9 +61,9 @@ class Sane(StrategyAround):
 
     It is for strategies that average weights, such as Flower's ``FedAvg``. A reply is left out if its arrays differ
     from those sent (names, dtype, shape), are not finite or have negative variances; if its change has a norm over
-    ``factor`` times the median norm, of this round or the largest of earlier ones (medians of three or more); or if its
-    metrics are not finite or have other names than most clients'. A client counts as at most ``factor`` times the
-    median number of examples. ``HonestButCurious(Sane(FedAvg()), ...)`` still sees every reply.
+    ``factor`` times the largest median so far (of rounds with three or more replies); or if its metrics are not finite
+    or have other names than most clients'. A client's number of examples is capped at ``factor`` times the median.
+    ``HonestButCurious(Sane(FedAvg()), ...)`` still sees every reply.
 
     Attributes:
         factor: largest multiple of the median, above 1; ``math.inf`` leaves out no large update.
@@ -185,7 +182,7 @@ KEPT = "fl-privacy.own-norms"  # record of a client's state: batch norm of its l
 
 
 def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, context: Context) -> None:
-    """If a client's ``reply`` shows that it keeps its batch norm to itself (FedBN), store this in ``context.state``."""
+    """If ``reply`` shows that a client keeps its batch norm (FedBN), store these layers' values in the context."""
     norms = norm_names(model)
     before, after = _by_name(sent), _by_name(reply)
     if not norms or not norms <= after.keys() or before.keys() != after.keys():
@@ -200,7 +197,7 @@ def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, contex
 
 
 def own_norms(context: Context) -> dict[str, Tensor]:
-    """Return the client's batch norm by name, as ``keep_own_norms`` stored it."""
+    """Return the values of the client's batch norm layers by name, as ``keep_own_norms`` stored them."""
     return to_tensors(context.state.array_records.get(KEPT, {}))
 
 
@@ -216,10 +213,11 @@ def _by_name(content: RecordDict) -> dict[str, Tensor]:
 class HonestButCurious(StrategyAround):
     """Strategy that follows the protocol of ``strategy``, and captures each upload with the model sent for it.
 
-    It changes no message and no result. For clients of other packages, the interceptor's plan should say
-    ``shares="weights"``.
+    It changes no message and no result. If clients upload weights instead of changes, as those of other packages do,
+    the interceptor's plan should say ``shares="weights"``.
 
     Attributes:
+        interceptor: recorder of the uploads.
         states: private state of simulated clients, for an interceptor with side information.
         audit: uploads to capture. A client's number is the partition it reports, else the rank of its node's id. A
             partition belongs to the first node that reports it, until that node leaves.
@@ -333,7 +331,7 @@ class Malicious(StrategyAround):
         HonestButCurious(Malicious(FedAvg(), attack, model), interceptor, audit)
 
     If an attack puts a layer in front of the model, clients and ``strategy`` must start from
-    ``attack.architecture(...)``. In attacked rounds whose replies train nothing, the model stays as it is.
+    ``attack.architecture(...)``. If the attack makes a round's replies useless for training, the model stays the same.
 
     Attributes:
         attack: attack, fitted to public images if it needs them.

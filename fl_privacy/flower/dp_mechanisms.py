@@ -1,4 +1,4 @@
-"""Turn Flower's differential privacy mods and strategies into functions that draw releases, and state their claims."""
+"""Turn Flower's differential privacy mods and strategies into functions to test."""
 
 import importlib
 import inspect
@@ -95,11 +95,11 @@ def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
 def mechanism_of_mod(
     mod: Mod, *, config: Mapping[str, float] | None = None, metrics: Mapping[str, float] | None = None
 ) -> ByRound:
-    """Turn ``mod`` into a function from a client's update to the change that the server sees in the reply.
+    """Turn ``mod`` into a function from a client's update to what the server receives.
 
-    Each call is one round: the client is sent zeros and replies with the update. Metrics that the mod adds to the first
-    reply count as sent, too. ``config``: values that the server sends, such as ``clipping_norm``. ``metrics``: the
-    client's metrics besides ``num-examples``.
+    Each call is one round, in which the client is sent zeros and replies with the update. Metrics that the mod adds to
+    the first reply are part of the result. ``config``: values that the server sends, such as ``clipping_norm``.
+    ``metrics``: the client's metrics except ``num-examples``.
     """
     identify_process()
     records = _Records()
@@ -137,11 +137,10 @@ def together(mods: Sequence[Mod]) -> Mod:
 def mechanism_of_strategy(
     strategy: Callable[[], Strategy] | Strategy, *, clients: int, mods: Sequence[Mod] = ()
 ) -> ByRound:
-    """Return a function from one client's update to the change of the model, times ``clients``.
+    """Return a function from one client's update to ``clients`` times the change that ``strategy`` makes to the model.
 
-    The other clients reply with the arrays that they received. Each reports one example, so that the change times
-    ``clients`` is the sum of the updates. Adaptive clipping also releases the logarithm of its next norm, under
-    ``clipping_norm``.
+    The other clients reply with the arrays that they received. Each reports one example, so that the result is the sum
+    of the updates. With adaptive clipping, it has a key ``clipping_norm``: the logarithm of the next norm.
 
     Args:
         strategy: a strategy, or, if it changes between rounds (adaptive clipping), a function that makes one.
@@ -184,7 +183,7 @@ def mechanism_of_strategy(
 
 
 class _Records:
-    """Cache of the Flower records of the last update, since making them takes longer than computing a reply."""
+    """Cache of the Flower records of the last update, whose making takes longer than a reply."""
 
     def __init__(self) -> None:
         self._update: Tensors | None = None

@@ -1,4 +1,4 @@
-"""Gate between an app and the network, which lets out only what the site's policy allows."""
+"""Gate between an app and the network, which applies the site's policy."""
 
 import json
 import logging
@@ -61,9 +61,9 @@ Defend = Callable[[Records, Records], Records]
 class Gate:
     """A site's policy as a mod around any ``ClientApp``: ``app = Gate("site.yaml").around(client_app)``.
 
-    The app is never trusted: each reply is built anew from what the policy names, under names and in an order that the
-    app does not choose, clipped and noised. ``fl-privacy supernode --policy`` isolates the app:
-    ``Gate(policy).around(Cell("package.module:app", policy.app))``.
+    The app is never trusted: only arrays and metrics that the policy lists are copied into a new reply, clipped and
+    noised, in the policy's order. ``fl-privacy supernode --policy`` runs the app in an isolated process, a
+    :class:`Cell`: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 
     ``policy``: a policy, its file, or the name of a packaged one. ``name``: name of the app in the ledger, the file
     that records each message and its privacy cost. ``UserError`` if the policy can't be read, or its ledger can't be
@@ -156,7 +156,7 @@ class Gate:
         return flower_records(released)
 
     def _instead(self, message: Message, error: Exception, *, asked: bool) -> RecordDict | Error:
-        """Return an error of one line or, if the app was ``asked``, noise alone: apps must not choose to be refused."""
+        """Return an error of one line or, if the app did run (``asked``), noise, so that being refused is no signal."""
         said, kind = self._refusal(error), str(message.metadata.message_type)
         if not asked or _reason(error) in UNCOUNTED:
             return said
@@ -276,9 +276,9 @@ def flower_records(records: Records) -> RecordDict:
 def defend_records(name: str, options: Mapping[str, Any]) -> Defend:
     """Return a function (received, released) -> records that applies a defense's upload hooks.
 
-    The hooks get the change from received to released floating-point arrays, including statistics, and draw from the
-    operating system. ``UserError`` if there is no such defense or option, it acts within the training, or it promises
-    differential privacy, for which a policy has ``protect.noise``.
+    The hooks get the change from received to released floating-point arrays, including statistics, and use the
+    operating system's randomness. ``UserError`` if there is no such defense or option, if it changes the training
+    instead of the upload, or if it promises differential privacy, for which a policy has ``protect.noise``.
     """
     from fl_privacy.runs.build import build_defense  # noqa: PLC0415  (brings Hydra)
     from fl_privacy.runs.config import compose_file  # noqa: PLC0415

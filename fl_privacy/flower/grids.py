@@ -38,7 +38,7 @@ _HEADER = 1 << 12  # largest header of an array in bytes
 
 @dataclass(frozen=True)
 class MaskedReplies:
-    """Checks of the parts of SecAgg+ replies that are not masked."""
+    """Checks of SecAgg+ replies: of shapes and of the parts in the clear, since masked values can't be checked."""
 
     shapes: Mapping[str, tuple[int, ...]]  # shape of each masked tensor
     counts: Tensors  # integer buffers, which are sent in the clear
@@ -135,7 +135,7 @@ FIRST_NODE = 1000  # node id of partition 0
 
 
 def in_simulation_engine(grid: Grid) -> bool:
-    """Return ``True`` for the grid of Flower's simulation engine, whose nodes live in this machine's processes."""
+    """Return ``True`` for the grid of Flower's simulation engine."""
     return type(grid).__name__ == "InMemoryGrid"
 
 
@@ -213,7 +213,7 @@ class RelayGrid(Grid):
 
 
 class PromptGrid(RelayGrid):
-    """A grid that polls for replies at once and then less and less often; Flower's grid polls every 3 seconds."""
+    """Grid that polls for replies at once and then less and less often, unlike Flower's."""
 
     SOONEST, RAREST, PACE = 0.1, 3.0, 0.05
     """Seconds between two polls: the least, the most, and in between this share of the time waited so far."""
@@ -242,7 +242,7 @@ SILENCE = Failure("no reply in time")
 
 
 def pair(sent: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Message | Failure]]:
-    """Pair each message with its reply or failure, by message id, since Flower's error names no dead node."""
+    """Pair each sent message with its reply or failure, by message id."""
     by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
     pairs = list[tuple[Message, Message | Failure]]()
     for message in sent:
@@ -270,7 +270,7 @@ class Traffic(RelayGrid):
         self.breaking: dict[int, str] = {}  # reasons by client why replies of this round do not count
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send copies, since nodes in this process change messages; return the replies, with errors for wrong forms."""
+        """Send copies of messages, since simulated nodes change them; return replies, or errors for malformed ones."""
         sent = list(messages)
         asked: list[Mapping[str, Any]] = []
         for message in sent:

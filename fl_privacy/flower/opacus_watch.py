@@ -1,4 +1,4 @@
-"""Observe Opacus in a client's training: its noise, its sampling and its own epsilon."""
+"""Observe Opacus in a client's training."""
 
 import math
 import time
@@ -63,7 +63,8 @@ class OpacusWatch:
     def verdicts(self, asked: DpCheckRequest, *, rounds: int) -> list[ClaimVerdict]:
         """Return two checks: of the epsilon that Opacus reports, and of the noise in one step.
 
-        ``rounds``: number of rounds of the training, in each of which the client makes a new accountant.
+        ``asked``: the claim to check, and settings of the test. ``rounds``: number of rounds; their epsilons add up,
+        since each makes a new accountant.
         """
         if self.optimizer is None:
             return []
@@ -203,7 +204,7 @@ def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanis
     """Return a function from a batch to the noised sum of its clipped gradients, and two neighboring batches.
 
     ``module``: module that Opacus made private; its last layer's outputs count as logits. ``optimizer``: optimizer that
-    Opacus made; its state and accountant do not change. ``inputs``: inputs of one batch.
+    Opacus made; its state and accountant do not change.
     """
     example = inputs[:1].detach()
     canary = 50 * torch.randn(example.shape, generator=torch.Generator().manual_seed(0)).to(example)

@@ -28,7 +28,7 @@ LOSSES = 2  # number of times a message is given to another actor because its ma
 
 
 class ClientProcess:
-    """Ray actor that serves clients, made from ``source`` at the first message, so that errors can be reported."""
+    """Ray actor that serves clients. Its first message builds the app from ``source``, to report errors as a reply."""
 
     def __init__(self, source: list[Any]) -> None:
         self._source = source
@@ -173,7 +173,7 @@ def ray_grid(
     actors: int | None,
     timeout: float,
 ) -> Iterator[RayGrid]:
-    """Open a grid on a Ray cluster, joined or started, with as many actors as fit; see ``rounds_on_ray``."""
+    """Join or start a Ray cluster and open a grid with as many ``actors`` (processes) as fit; see ``rounds_on_ray``."""
     check_request(num_cpus, num_gpus, actors)
     number("backend.timeout", timeout, above=0, infinite=True, example="it is in seconds, try 3600")
     with ray_cluster():

@@ -23,7 +23,7 @@ NUMPY = "numpy.ndarray"  # Flower's serialization type for NumPy's own format
 
 
 def plain_array(values: np.ndarray) -> Array:
-    """Return the same array as ``Array.from_numpy_ndarray(values)``, but faster, since headers are cached."""
+    """Return the same array as ``Array.from_numpy_ndarray(values)``, but faster."""
     values = np.asarray(values, order="C")
     if values.dtype.hasobject or values.dtype.names is not None:
         return Array.from_numpy_ndarray(values)
@@ -32,7 +32,7 @@ def plain_array(values: np.ndarray) -> Array:
 
 
 def array_values(array: Array) -> np.ndarray:
-    """Return the values of ``array``, as a read-only view if :func:`plain_array` could have written the bytes."""
+    """Return the values of ``array``: a read-only view of bytes as :func:`plain_array` writes them, else a copy."""
     dtype, shape = array.dtype, tuple(array.shape)
     if array.stype == NUMPY and dtype in _PLAIN:
         header = _header(dtype, shape)
@@ -62,12 +62,12 @@ FLOATING = ("float16", "float32", "float64")  # dtypes in which floating-point v
 def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, Array]:
     """Return the arrays of the model in a message, by the model's names.
 
-    A message has one record of arrays that is not empty, or ``parameters`` and ``buffers`` without a common name. All
-    arrays must be the model's by name, shape and kind of numbers; "0", "1", ... stand for the model's names in order.
-    ``UserError`` for anything else, such as a second record or an unknown name, which one client would skip and another
-    train on. ``like``: values of the model by name, in the order of its ``state_dict()``. ``whole``: ``True`` if all
-    parameters must come in the model's order, the same by position as by name. Only batch norm may be missing, if
-    clients keep it: all of it, its statistics, or its counters.
+    Accepted is one record of arrays that is not empty, or ``parameters`` and ``buffers`` without a common name. All
+    arrays must fit the model by name, shape and kind of numbers; "0", "1", ... stand for the model's names in order.
+    ``UserError`` for anything else, such as a second record or an unknown name, which some clients would skip and
+    others train on. ``like``: values of the model by name, in the order of its ``state_dict()``. ``whole``: ``True`` if
+    all parameters must come in the model's order, the same by position as by name. If clients keep batch norm, all of
+    it, its statistics, or its counters may be missing.
     """
     placed = placed_arrays(content)
     keys = [key for _, key in placed]
@@ -141,8 +141,8 @@ def _expect_whole(names: Sequence[str], like: Tensors) -> None:
 def expect_listed(names: Sequence[str], listed: Sequence[str]) -> None:
     """Raise ``UserError`` unless a message's array ``names`` are those ``listed``, in this order.
 
-    A batch norm statistic that is not listed may stand only directly behind its layer's parameters, since a client that
-    goes by position must not train a parameter under a statistic's name.
+    A batch norm statistic that is not listed is allowed only right after its layer's parameters, since clients that
+    match arrays by position must not train a parameter under a statistic's name.
     """
     if list(names) == list(listed):
         return
@@ -207,7 +207,7 @@ def _dtype_like(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def kinds_of_arrays(content: RecordDict, names: Collection[str]) -> dict[str, torch.dtype] | None:
-    """Return the dtypes of the arrays in ``content`` under ``names``, in order; ``None`` if there are more or fewer."""
+    """Return the dtype of each array in ``content``, named by ``names`` in order; ``None`` if their numbers differ."""
     kinds = [_dtype_like(np.dtype(a.dtype)) for record in content.array_records.values() for a in record.values()]
     return dict(zip(names, kinds, strict=True)) if len(kinds) == len(names) else None
 
@@ -229,17 +229,14 @@ def state_records(state: ModelState) -> dict[str, ArrayRecord]:
 
 
 def all_arrays(content: RecordDict) -> dict[str, Array]:
-    """Return a message's arrays by key, from its one record, or from ``parameters`` and ``buffers``.
-
-    ``UserError`` for other records.
-    """
+    """Return a message's arrays by key; for accepted forms and ``UserError`` see :func:`placed_arrays`."""
     return {key: array for (_, key), array in placed_arrays(content).items()}
 
 
 def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, torch.Tensor]:
     """Return the values of the model in a message, by name.
 
-    ``UserError`` as in ``arrays_of_model``, with the same arguments, or if two names of a tied weight differ in value.
+    Arguments and ``UserError``: see ``arrays_of_model``; also raised if two names of a tied weight differ in value.
     """
     arrays = arrays_of_model(content, like, whole=whole)
     values = to_tensors(arrays, like)
@@ -257,7 +254,7 @@ def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> 
 
 
 def model_tensors(model: nn.Module) -> Tensors:
-    """Return ``model``'s own tensors that a message may hold, by name, in the order of ``state_dict()``."""
+    """Return the parameters and buffers of ``model``'s ``state_dict()``, by name and in its order; not copies."""
     held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
     return {name: held[name] for name in model.state_dict() if name in held}
 
@@ -269,7 +266,7 @@ def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]
 
 
 def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) -> ModelState:
-    """Return the values in a message of any layout, split into ``model``'s parameters and buffers.
+    """Return the values in a message as ``model``'s parameters and buffers, in whichever accepted form they were sent.
 
     A tied weight gets the first of its names. ``whole`` and ``UserError``: see ``arrays_of_model``.
     """
@@ -306,7 +303,7 @@ def rounded(value: object) -> Any:
 
 
 def finite_number(metrics: MetricRecord, key: str) -> float:
-    """Return the metric ``key``; ``UserError`` if it is missing, not a finite number, or a negative time."""
+    """Return the metric ``key``; ``UserError`` if it is missing or not finite, or if it is a time and negative."""
     value: Any = metrics.get(key)
     least = 0 if key.endswith(SECONDS) else None
     return float(checks.number(f"the metric {key}", value, at_least=least, example=1.0))
@@ -353,9 +350,10 @@ def shortest(array: np.ndarray) -> Array:
 
 
 def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
-    """Return the tensor that ``shortest`` encoded.
+    """Decode a tensor from the compact form of :func:`shortest`.
 
-    ``UserError`` for an unknown ``name``, wrong bytes, or more values than ``like`` has (few bytes can claim many).
+    ``name``: name of the parameter. ``like``: the model's parameters, whose sizes bound the tensor, since few bytes can
+    claim many values. ``UserError`` for an unknown ``name``, wrong bytes, or too many values.
     """
     if name not in like:
         raise UserError(f"An encoded array is expected to be a parameter of the model, but is {name!r}; take it out.")
@@ -386,7 +384,7 @@ MOST_PROBED = 1 << 16
 
 
 def images_of_probe(probe: Any, size: Any) -> list[str]:
-    """Return a name for each image of a probe, by which replies are counted; ``UserError`` for a bad number."""
+    """Return names of the images in batch number ``probe`` of ``size``, to count uploads; ``UserError`` if invalid."""
     checks.whole("The number of a probe", probe, at_least=0, example=0)
     checks.whole("The size of a probe", size, at_least=1, at_most=MOST_PROBED, example=8)
     return [f"probed-image-{image}" for image in range(probe * size, (probe + 1) * size)]

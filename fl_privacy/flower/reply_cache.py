@@ -1,4 +1,4 @@
-"""Cache of a node's answers in a run: each message gets one draw of noise, however often it is sent."""
+"""Cache of a node's answers, so that each message gets one draw of noise."""
 
 import hashlib
 import json
@@ -84,13 +84,14 @@ class Answers:
         *,
         instead: Instead | None = None,
     ) -> RecordDict:
-        """Return the kept answer to a message, else the answer of ``work``; the message is first counted as answered.
+        """Answer a message once, also after a restart: return the stored answer, else that of ``work``, and store it.
 
-        ``UnansweredError`` if ``work`` failed now or before; ``UnfitMessageError`` if ``work`` found that the message
-        does not fit, which is then not counted; ``UserError`` as in ``again``, ``expect_new`` and ``note``.
+        The message is counted before ``work`` starts. ``UnansweredError`` if ``work`` failed now or before;
+        ``UnfitMessageError`` if the message does not fit, which is then not counted; ``UserError`` if another message
+        of this round or a later one was answered, the run has no such round, or the record can't be written.
 
         Args:
-            kinds: kinds of the message; the answer is kept under the first.
+            kinds: kinds of the message, such as training; the answer is kept under the first.
             question: digest of the message, see ``digest_of_records``.
             work: the client's computation; if it fails, the answer is ``instead`` or ``WITHHELD``, also kept.
             instead: maker of a substitute if ``work`` fails, for a client that promises differential privacy, which
@@ -147,7 +148,7 @@ class Answers:
         memory.expect_later(counted, kind, round)
 
     def note(self, round: int, *kinds: str) -> None:
-        """Record ``round`` as answered for ``kinds``; ``UserError`` if another process has, or writing fails."""
+        """Record ``round`` as answered for each kind of message; ``UserError`` if it already was, or writing fails."""
         if not self.forgets:
             with self._locked():
                 counted = self._in_file()
@@ -171,7 +172,7 @@ class Answers:
                 memory.remember_answer(self.context.state, kind, last)
 
     def keep(self, kind: str, question: str, answer: RecordDict | None) -> None:
-        """Store the reply ``answer`` (``None``: refused) to the message of digest ``question``, if nodes are real."""
+        """Store ``answer`` (``None``: refused) to the message with the digest ``question``; nothing in a simulation."""
         if self.forgets:
             return
         path, content = self._path_of_answer(kind), b"" if answer is None else bytes_of(answer)
@@ -280,9 +281,9 @@ def in_actor() -> bool:
 def answer_once_mod(*, rounds: int | None = None) -> Mod:
     """Build a mod that makes an app answer a round of training or evaluation once, also after a restart.
 
-    A repeated message gets the same bytes; another message of the same round is refused, and an exception uses up its
-    round. Use it for an app whose training draws noise, ``ClientApp(mods=[answer_once_mod()])``, as with ``train_step``
-    or ``private_loader``; ``defense_mod`` contains it. ``rounds``: see :class:`Answers`.
+    A repeated message gets the same bytes; another message of the same round is refused; after an exception, the round
+    is not answered at all. Use it as ``ClientApp(mods=[answer_once_mod()])`` for an app whose training draws noise,
+    such as by ``train_step`` or ``private_loader``; ``defense_mod`` contains it. ``rounds``: see :class:`Answers`.
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -301,11 +302,12 @@ def answered_once(
     rounds: int | None = None,
     instead: Instead | None = None,
 ) -> Message:
-    """Return the kept answer to a message, else that of ``call_next``; see ``Answers.once``.
+    """Return the stored answer to a message, else that of ``call_next``, which is stored; see ``Answers.once``.
 
-    Training, evaluation and each probe are counted separately; ``instead`` is not for probes. ``UserError`` if another
-    message of this round was answered, the run has no such round, or the message states none. ``UnansweredError`` if
-    the app failed, or trains instead of answering a probe.
+    Training, evaluation and each probe are counted separately. ``rounds``: number of the last possible round.
+    ``instead``: see ``Answers.once``; not for probes. ``UserError`` if another message of this round was answered, the
+    run has no such round, or the message states none. ``UnansweredError`` if the app failed, or trains instead of
+    answering a probe.
     """
     kind, round = asked_of(context, message)
     probe = asked_probe(message.content)
@@ -330,7 +332,7 @@ def content_of(reply: Message) -> RecordDict:
 
 
 def refusing(mod: Mod) -> Mod:
-    """Wrap ``mod``: its errors become replies of one line; unexpected ones, and lines with a path, are only logged."""
+    """Wrap ``mod``: a ``UserError`` without a path becomes a reply of one line, other errors one without details."""
 
     def answering(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         def called() -> Message:
@@ -361,7 +363,7 @@ def _error(message: Message, code: int, reason: str) -> Message:
 
 
 def asked_of(context: Context, message: Message) -> tuple[str, int]:
-    """Return a message's kind and round; ``UserError`` if it states no round: many replies average the noise away."""
+    """Return a message's kind and round; ``UserError`` without a round, as repeated requests average the noise away."""
     number, probe = merged_config(context, message.content).get(ROUND), asked_probe(message.content)
     if number is None and (group := message.metadata.group_id).isdecimal():  # the place in Flower's own workflows
         number = int(group)
@@ -379,7 +381,7 @@ _TOOK = "fl-privacy.took"  # record of a form with the seconds of work behind th
 
 
 def form_of(answer: RecordDict, seconds: float) -> RecordDict:
-    """Return the form of ``answer`` for :func:`like_form`: its records with empty arrays, and its ``seconds``."""
+    """Return the structure of a reply, its records with empty arrays, and the ``seconds`` that it took."""
     form = RecordDict({**answer, _TOOK: ConfigRecord({"seconds": seconds})})
     for name, record in answer.array_records.items():
         form[name] = ArrayRecord({k: Array.from_numpy_ndarray(np.empty(0, a.dtype)) for k, a in record.items()})
@@ -387,7 +389,7 @@ def form_of(answer: RecordDict, seconds: float) -> RecordDict:
 
 
 def like_form(form: RecordDict, arrays: Sequence[np.ndarray]) -> RecordDict | None:
-    """Fill the form of an earlier answer with ``arrays``, in order; ``None`` if their number differs."""
+    """Return a reply of the structure ``form`` with the values ``arrays``, in order; ``None`` if numbers differ."""
     if sum(map(len, form.array_records.values())) != len(arrays):
         return None
     left = iter(arrays)

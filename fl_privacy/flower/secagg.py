@@ -1,4 +1,4 @@
-"""Rounds under Flower's own SecAgg+, in which the server sees the sum of the updates and no single one."""
+"""Rounds under Flower's SecAgg+, in which the server sees only the sum of the updates."""
 
 import itertools
 import json
@@ -121,11 +121,11 @@ def secure_rounds(
 ) -> Generator[Round, None, Traffic]:
     """Train ``server.state`` under SecAgg+ (Bell et al. 2020), one round at a time; return what the server received.
 
-    ``settings`` are those of :class:`Masking`. Masks hide each update; the sum can be unmasked as long as the share
+    ``settings`` are those of :class:`Masking`. Masks hide each update; the sum can be unmasked if at least the share
     ``threshold`` of the clients answers. Numbers of examples, metrics and whole-number buffers travel in the clear. A
-    client with a value beyond ``clip`` is left out. A server that asks for key shares of both kinds unmasks a client's
-    update; clients with a ``guard`` refuse this. ``UserError`` if a setting is out of range, clients keep private
-    layers, or too few clients were left in a round.
+    client with a value beyond ``clip`` is left out. A malicious server that asks for both kinds of a client's key
+    shares unmasks its update; clients with a ``guard`` refuse this. ``UserError`` if a setting is out of range, clients
+    keep private layers, or too few clients were left in a round.
     """
     masking = Masking(**settings)
     expect_all_shared(server)
@@ -162,7 +162,7 @@ def train_secure_round(
     threshold: float,
     attempt: int | None = None,
 ) -> RoundReport:
-    """Run a round of secure aggregation; ``UserError`` if too few clients were left.
+    """Run a round of secure aggregation; ``UserError`` if fewer than the share ``threshold`` of the clients answer.
 
     ``attempt``: number of the training message, which differs from ``round`` once a failed round was repeated.
     """
@@ -187,7 +187,7 @@ def train_secure_round(
 
 @dataclass
 class _Summing:
-    """Stands in for a Flower strategy in the workflow of SecAgg+, with the methods that the workflow calls."""
+    """Stands in for a Flower strategy in the workflow of SecAgg+."""
 
     server: Server
     traffic: Traffic
@@ -256,8 +256,9 @@ class _Summing:
 def rounding_of_mean(step: float, *, examples: int, clients: int, most: int) -> float:
     """Return the largest standard deviation that SecAgg+'s rounding gives each value of the mean.
 
-    A client scales its update by its number of examples over ``most`` before rounding to multiples of ``step``, so that
-    a client with few examples adds as much rounding as any other. ``examples``: number of examples of all clients.
+    A client scales its update by its number of examples over ``most``, the largest allowed, before rounding to
+    multiples of ``step``, so that a client with few examples adds as much rounding as any other. ``examples``: in
+    total.
     """
     return step / 2 * math.sqrt(clients) * most / examples
 
@@ -273,11 +274,11 @@ TRIES = 4
 def secure_rounds_on_grid(
     grid: Grid, server: Server, *, rounds: int, nodes: Nodes, masking: Masking, timeout: float = 600.0
 ) -> Generator[Round, None, Traffic]:
-    """Run ``secure_rounds`` with clients on nodes of their own, whose apps are ``masking_client_app``.
+    """Run ``secure_rounds`` with each client on a Flower node, whose app is ``masking_client_app``.
 
     New nodes take part from the next round on. If too few clients finish a round, it is repeated without those that
-    broke the protocol. ``UserError`` if ``secure_rounds`` raises, or the nodes do not fit the server's clients.
-    ``nodes``: node of each partition. ``timeout``: seconds for each of the protocol's four stages.
+    broke the protocol. ``UserError`` as in ``secure_rounds``, or if a client has no node. ``masking``: settings of the
+    masks. ``timeout``: seconds for each of the protocol's four stages.
     """
     expect_all_shared(server)
     prompt = PromptGrid(grid)
@@ -306,7 +307,7 @@ def secure_rounds_on_grid(
 
 
 def _most_examples(server: Server, traffic: Traffic, timeout: float) -> int:
-    """Return the largest number of examples of a node, but at most ``norm_factor`` times the lower median."""
+    """Ask the nodes for their numbers of examples; return the largest, capped at a multiple of the lower median."""
     questions = [Message(RecordDict(), node, EXAMPLES) for node in traffic.nodes.values()]
     replies = [reply for _, reply in pair(questions, traffic.send_and_receive(questions, timeout=timeout))]
     answered = [reply for reply in replies if isinstance(reply, Message)]

@@ -52,7 +52,7 @@ def partitions_of(grid: Grid) -> int | None:
 
 @dataclass(kw_only=True, eq=False)
 class NodeRules:
-    """Requirements of a run on nodes in other processes."""
+    """Requirements of a run on nodes in other processes, such as authentication and waiting times."""
 
     patience: float = 60.0  # seconds to wait for all nodes before the first round
     bound: bool = False  # ``True`` if nodes are authenticated: an id stands for a key and keeps its partition
@@ -65,8 +65,7 @@ class NodeRules:
 class Nodes(NodeRules):
     """Mapping from each of ``clients`` (partition numbers) to its node.
 
-    Node ids are random, so each new node is asked for its partition. A partition belongs to the first node that claims
-    it, until that node leaves or, if ``bound``, forever.
+    A partition belongs to the first node that claims it, until that node leaves or, if ``bound``, forever.
     """
 
     clients: Sequence[int]
@@ -78,7 +77,7 @@ class Nodes(NodeRules):
     _connected: set[int] = field(default_factory=set, init=False)
 
     def refresh(self, grid: Grid) -> None:
-        """Wait for all nodes, in later rounds for ``reconnect`` seconds at most; ``UserError`` if some never came."""
+        """Wait for all nodes, in later rounds up to ``reconnect`` seconds; ``UserError`` if a node never connected."""
         if len(self._node) == len(self.clients):
             deadline = time.monotonic() + self.reconnect
             while True:
@@ -205,7 +204,7 @@ class Federated(NodeRules, Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Send the round's probes, then make the training messages; ``UserError`` if nodes have other partitions."""
+        """Get a round's probes (uploads of one batch), then make training messages; ``UserError`` for wrong nodes."""
         self._nodes.refresh(grid)
         probes = [probe for probe in self.audit.probes_of(server_round) if probe.client in self._nodes]
         asked = [(p.client, {records.VICTIM: p.number, records.BATCH_SIZE: self.audit.batch_size}) for p in probes]

@@ -41,13 +41,13 @@ class DefendedUpload:
     """Upload hooks of ``defense``, applied to the difference between replied and sent weights.
 
     Values that hooks withhold, and arrays that the defense does not act on, come back as they were sent, except for
-    ``kept`` buffers of the model: a server can't exempt an array by its name or kind of number.
+    ``kept`` buffers of the model. A server thus gets no undefended array by another name or kind of number.
 
     Attributes:
         buffers: treatment of the model's other arrays, such as running statistics: ``kept`` as replied, ``withheld``
             (returned as sent), or ``defended`` like parameters if floating-point.
         of_model: ``True`` if ``parameters`` come from a model; then integer parameters are refused.
-        tied: first name of a tied weight by its second one; both get one value, so that noise is drawn once.
+        tied: second name of a shared weight -> its first name; both get one value, so that noise is drawn once.
         frozen: parameters that the client does not train; they come back as sent, without noise.
     """
 
@@ -83,7 +83,7 @@ class DefendedUpload:
         buffers: BufferPolicy,
         shares: Shares = "weights",
     ) -> "DefendedUpload":
-        """Build the hooks for ``model``'s parameters, ``names``, or all arrays; ``UserError`` if both are given."""
+        """Build hooks for ``model``'s parameters, for the arrays ``names`` or for all; ``UserError`` with both."""
         if model is None:
             own = None if names is None else frozenset(n for n in names if n.rpartition(".")[2] not in STATISTICS)
             return cls(defense=defense, parameters=own, buffers=buffers, shares=shares)
@@ -185,7 +185,7 @@ def generator_of_round(
 
 
 def acts_within(defense: Defense) -> list[str]:
-    """Return what ``defense`` does within a training, such as ``changes the model``; empty for upload hooks alone."""
+    """Say what ``defense`` changes within a training, such as ``changes the model``; empty for defenses of uploads."""
     return [why for hook, why in _WITHIN.items() if getattr(defense, hook)]
 
 

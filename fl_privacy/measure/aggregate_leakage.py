@@ -26,9 +26,10 @@ class ClassTrace:
 def class_trace(
     sent: Mapping[str, np.ndarray], uploaded: Mapping[str, np.ndarray], labels: np.ndarray | None
 ) -> ClassTrace | None:
-    """Return the change of the output bias and the number of examples of each class; ``None`` if either is unknown.
+    """Return each class's change of the output bias and its number of examples; ``None`` if either is unknown.
 
-    ``sent``, ``uploaded``: arrays by record/name. ``labels``: class indices (N,), if known.
+    ``sent``, ``uploaded``: arrays by ``record/name``, the names of a Flower record and of an array in it. ``labels``:
+    class indices (N,), if known.
     """
     if labels is None or not len(labels) or labels.dtype.kind not in "iu" or int(labels.min()) < 0:
         return None
@@ -103,8 +104,8 @@ def leaked_members(inside: np.ndarray, outside: np.ndarray, before: tuple[np.nda
     """Measure membership inference from the decrease of each example's loss in training (Yeom et al. 2018).
 
     ``inside`` (P,) and ``outside`` (N,): decreases for the client's training examples and for other examples, of the
-    same classes if known. ``before``: negative losses of both before training, for the control. ``made``: uploads, in
-    words.
+    same classes if known. ``before``: negative losses of both before training, for the control. ``made``: phrase that
+    names the attacked uploads.
     """
     found = auc(Separation(positives=inside, negatives=outside))
     control = auc(Separation(positives=before[0], negatives=before[1]))

@@ -29,7 +29,7 @@ QUESTIONS: Mapping[QuestionName, Question] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Uploads to which an answer applies, such as those of one example in one training step."""
+    """Kind of uploads that an answer is about, such as updates after one training step on one example."""
 
     name: str = ""
     title: str = ""
@@ -50,7 +50,10 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
-    """An attacker's answer to a question, from the uploads of a scenario: counts of examples, or an estimate."""
+    """Answer to a question of an audit, such as how many examples can be reconstructed from a client's uploads.
+
+    The answer is a number of examples by outcome (``counts``) or a statistic (``estimate``).
+    """
 
     question: QuestionName = "examples"
     scenario: Scenario = field(default_factory=Scenario)

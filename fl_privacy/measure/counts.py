@@ -78,10 +78,11 @@ class Counts:
 
     @property
     def by_chance(self) -> float:
-        """Return the probability that guesses without the update reconstruct at least as many examples.
+        """Return the probability that guesses without the update reconstruct at least as many examples (p-value).
 
-        For rows and texts, it is ``chance``. For images, it is 0 if one is exact, else ``identified_by_chance`` if
-        known, else ``luck`` if some are recognizable, else the tail of a binomial with 1 / (candidates + 1) per image.
+        It is ``chance`` for rows and texts. For images, it is 0 if a guess is exact. Otherwise, it is
+        ``identified_by_chance`` if known, or ``luck`` if images are recognizable, or else a binomial tail: each image
+        is identified by chance with probability 1 / (candidates + 1).
         """
         if self.chance is not None:
             return self.chance
@@ -98,7 +99,7 @@ class Counts:
 
 
 def count(scores: Iterable[tuple[str, ImageScore]]) -> Counts:
-    """Count the scores of one attacker and round by outcome; ``scores`` are pairs of upload id and score."""
+    """Count the examples attacked by one attacker in one round by outcome; ``scores``: pairs of upload id and score."""
     found, scores = dict.fromkeys(Outcome, 0), list(scores)
     failures = unknown = older = 0
     judged = list[tuple[str, ImageScore]]()

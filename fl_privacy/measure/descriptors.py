@@ -1,7 +1,4 @@
-"""Descriptors of small gray images: the product of two descriptors is the images' correlation.
-
-A guess has descriptors for all shifts by up to a tenth of its width and for its mirror image.
-"""
+"""Descriptors of small gray images: the product of two descriptors is the images' correlation."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -65,7 +62,7 @@ class DescriptorScale:
 
     @property
     def ways(self) -> Iterator[tuple[int, int, int]]:
-        """Yield each comparison as three indices: blur of the shifted image, blur of the other image, and window."""
+        """Yield each comparison's settings as three indices: blur of the shifted image, of the other, and window."""
         for of, to in self.pairs:
             for window in range(WINDOWS):
                 yield of, to, window
@@ -85,13 +82,17 @@ FINE = DescriptorScale(
 
 @dataclass(frozen=True, eq=False)
 class Descriptors(Once):
-    """Descriptors (vectors whose products are correlations) of originals or candidates (N, C, H, W), not shifted."""
+    """Descriptors of unshifted images (N, C, H, W): vectors whose inner products are the images' correlations."""
 
     images: Tensor
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return the cached unit-length descriptors (N, D) of N images, for a blur and a window by index."""
+        """Return the cached descriptors (N, D) of one window of the blurred images, each with norm 1.
+
+        ``blur``: index in ``BLURS`` or, after these, in ``MOSAICS``; ``window``: 0 for the whole image, 1 to 4 for a
+        half.
+        """
 
         def inside() -> Tensor:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
@@ -107,16 +108,13 @@ class Descriptors(Once):
 
 @dataclass(frozen=True, eq=False)
 class ShiftedDescriptors(Once):
-    """Descriptors of G guesses (G, C, H, W) and their mirror images, shifted by up to a tenth of the width."""
+    """Descriptors of guessed images (G, C, H, W) and their mirror images, shifted by up to a tenth of the width."""
 
     images: Tensor
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (G, V, D) of the V variants of each guess, for a blur and a window by index.
-
-        The variants are gray versions, mirror images and shifts.
-        """
+        """Return cached descriptors (G, V, D) of V gray, mirrored or shifted variants; see :meth:`Descriptors.rows`."""
 
         def inside() -> Tensor:
             images = with_detail(blurred(self._shown.flatten(0, 1), BLURS[blur]))
@@ -143,9 +141,12 @@ class ShiftedDescriptors(Once):
         return torch.cat([self._grays, *(each[:, None] for each in between)], 1)
 
 
-def largest(places: Tensor, rows: Tensor) -> Tensor:
-    """Return each row's largest absolute correlation (..., N): ``rows`` (N, D) with any of ``places`` (..., V, D)."""
-    return (places @ rows.T).abs_().amax(-2)
+def largest(variants: Tensor, rows: Tensor) -> Tensor:
+    """Return the largest absolute correlation (..., N) of each of N images with any of V variants of a guess.
+
+    ``variants`` (..., V, D), ``rows`` (N, D): descriptors of the variants and of the images.
+    """
+    return (variants @ rows.T).abs_().amax(-2)
 
 
 def small(images: Tensor, side: int) -> Tensor:
@@ -189,7 +190,10 @@ def _mosaic(gray: Tensor, side: int, stretched: bool, flipped: bool) -> Tensor:
 
 
 def _between(images: Tensor, side: int) -> Iterator[Tensor]:
-    """Yield gray, downscaled versions of images (G, C, H, W), shifted by half a pixel; none if the images are small."""
+    """Yield three gray versions of images (G, C, H, W), shifted by half a pixel after reduction to ``side`` pixels.
+
+    Images that are too small for such shifts yield nothing.
+    """
     height, width = images.shape[-2:]
     half = round(max(height, width) / side / 2)
     if not half:
@@ -228,7 +232,10 @@ _AGREE = 0.95  # least correlation of the channels' common part with their mean 
 
 
 def grays(images: Tensor) -> Tensor:
-    """Return gray versions (G, M, 1, H, W) of images: means of channels, and main components (M = 2) if any differ."""
+    """Return M gray versions of each of G images, (G, M, 1, H, W): the mean of the channels and their main component.
+
+    M is 1 (the mean only) if both agree in all images, else 2.
+    """
     mean = images.mean(1, keepdim=True)
     if images.shape[1] == 1:
         return mean[:, None]

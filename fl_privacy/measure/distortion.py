@@ -21,7 +21,10 @@ class UpdateDistortion:
 
 
 def distortion_of(clean: Tensors, defended: Tensors) -> UpdateDistortion:
-    """Return the distance of ``defended`` from ``clean``; a missing name is zero, a new one raises ``UserError``."""
+    """Return how far the update ``defended`` is from the update ``clean``, in several measures.
+
+    A tensor that is missing in ``defended`` counts as zeros; an additional one raises ``UserError``.
+    """
     for name, t in defended.items():
         if name not in clean or clean[name].shape != t.shape:
             expected = f"shape {tuple(clean[name].shape)}" if name in clean else f"a name among {sorted(clean)}"
@@ -79,7 +82,7 @@ def linear_system(
 
 @dataclass(frozen=True, kw_only=True)
 class Tracing:
-    """Result of an attack that traces images to clients (SPN)."""
+    """Result of an attack that assigns images to the clients that own them (SPN, Fan et al. 2020)."""
 
     distance: float  # share in [0, 1] of queries traced to a wrong client; 1 - 1 / ``participants`` by guessing
     attacked_distance: float  # the same share for attacked queries only
@@ -116,5 +119,8 @@ def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tracing_distance(guesses: Tensor, owners: Tensor, queries: Tensor, query_owners: Tensor) -> float:
-    """Return the share in [0, 1] of queries that ``trace`` assigns to another client than ``query_owners`` (Q,)."""
+    """Return the share in [0, 1] of query images that :func:`trace` assigns to a wrong client.
+
+    ``owners`` (G,), ``query_owners`` (Q,): clients that own the originals of the guesses, and the queries.
+    """
     return float((trace(guesses, owners, queries) != query_owners).double().mean())

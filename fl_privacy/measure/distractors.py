@@ -75,9 +75,10 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare found images with ``fed``, if given, or with the originals; an image that equals either counts as exact.
+    """Compare a victim's guessed images with its originals, distractors and controls; return figures for each.
 
-    ``fed``: the images (B, C, H, W) that entered the network.
+    ``fed``: images (B, C, H, W) that entered the network, such as crops, to compare with instead of the originals. A
+    guess that equals its original or its ``fed`` image counts as exact.
     """
     found = match.found
     if not len(found):
@@ -154,7 +155,11 @@ def _stand_ins(others: Tensor, number: int) -> Tensor:
 
 
 def compare_texts(match: Match, others: Distractors, language: Language | None = None) -> list[GuessComparison]:
-    """Compare guessed texts with the originals, most frequent tokens (``control_f1``) and public texts (``chance``)."""
+    """Compare guessed texts with their originals; return figures of each guess.
+
+    ``control_f1`` is the F1 score of the most frequent tokens, ``chance`` the probability that unrelated public texts
+    match the guesses as well.
+    """
     truths = match.originals[match.found]
     if others.texts is None or not len(truths):
         return [GuessComparison() for _ in truths]
@@ -172,9 +177,11 @@ def compare_texts(match: Match, others: Distractors, language: Language | None =
 def _chance(fits: Tensor, number: int, exact: int, public: Tensor, classes: Sequence[int] | None = None) -> float:
     """Bound the probability that an upload's ``number`` guesses score this well by chance (Bonferroni of two tests).
 
+    The first test compares scores for the originals with those for public examples. The second compares the number of
+    guesses that equal their original (``exact``) with how often ``public`` examples equal each other.
+
     ``fits``: score of each guess for each original and public example, larger is better. ``classes``: class of each of
-    these examples. ``exact``: number of guesses that equal their original; the second test compares it with how often
-    ``public`` examples equal each other.
+    these examples.
     """
     chance, equal = chance_of_upload(fits.numpy(), number, classes=classes), 1.0
     if exact:
@@ -184,7 +191,11 @@ def _chance(fits: Tensor, number: int, exact: int, public: Tensor, classes: Sequ
 
 
 def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[GuessComparison]:
-    """Compare guessed rows with the originals, usual rows (``control_cells``) and public rows (``chance``)."""
+    """Compare guessed table rows with their originals; return figures of each guess.
+
+    ``control_cells`` is the share of cells that are right without the update, ``chance`` the probability that unrelated
+    public rows match the guesses as well.
+    """
     found = match.found
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
     exact = exact_rows(schema, guesses, truths)[found].tolist()
@@ -206,10 +217,10 @@ def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
 def _control_leads(
     originals: Tensor, figures: Sequence[GuessComparison], extra: Sequence[Tensor], candidates: PublicImages
 ) -> list[float]:
-    """Return the largest lead (:class:`Identified`) of any control at each of ``originals``; -inf without controls.
+    """Return, for each original, by how much the best control leads over the distractors; -inf without controls.
 
-    Controls are ``extra`` guesses at other updates. A public image that is almost equal to an original is a control,
-    too, unless the attacker's guess, with its ``figures``, is clearly closer to that original.
+    :class:`Identified` defines leads. A control is a guess at another update (``extra``), or a public image almost
+    equal to the original, unless the attacker's guess, with its ``figures``, is clearly closer to that original.
     """
     found = [identify(each[None], originals, candidates).lead for each in extra]
     leads = [[float(each[place]) for each in found if each is not None] for place in range(len(originals))]
@@ -231,10 +242,11 @@ _DIGITS_OF_CHANCE = 9
 def compare_words(
     reconstruction: Reconstruction, truth: Batch, others: Distractors | None, language: Language | None
 ) -> tuple[dict[str, float], GuessComparison]:
-    """Return metrics and a comparison of the words found in all texts of one victim; both are empty if there are none.
+    """Compare the words guessed for one victim with those of its texts; return metrics and figures.
 
-    Special tokens are excluded. The control is the F1 of equally many of the most frequent public words.
-    ``word_chance`` is the probability that the guesses fit the words of equally many public texts as well.
+    Both are empty if no words were guessed. Special tokens are excluded. The control is the F1 score of the most
+    frequent public words, as many as the true ones. ``word_chance`` is the probability that unrelated public texts, as
+    many as the victim's, match the guessed words as well.
     """
     if reconstruction.words is None:
         return {}, GuessComparison()

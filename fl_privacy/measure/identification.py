@@ -67,7 +67,7 @@ class PublicImages:
         return Latest(partial(Turning, self.gallery), 18)  # a victim's controls are its neighbors' guesses
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the nearest public image unequal to ``original``, if any, and K almost equal ones (K, C, H, W)."""
+        """Return the nearest public image unequal to ``original``, if any, and K public images almost equal to it."""
         places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)[0]
         found = [(self.images, largest(places, self.gallery.standing(COARSE).rows(0, 0)[: len(self.images)]))]
         if self.more is not None:
@@ -120,7 +120,7 @@ _LEAST_REST = 1e-3  # least unexplained variance of two images' correlation that
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Identified:
-    """Result of :func:`identify` for each of B originals: best guess, likeness, rank among the candidates, and lead."""
+    """Result of :func:`identify` for each of B originals: its best guess, its rank among candidates, and its lead."""
 
     guess: Tensor  # (B,) index of the most similar guess
     # (B,) largest absolute correlation with that guess, in [0, 1], over the comparisons in which the original leads;
@@ -143,7 +143,7 @@ class Identified:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Look:
-    """Comparison of guesses with originals and rivals (candidates and their means) at one resolution."""
+    """Comparison of guesses with originals and rivals at one resolution; rivals are distractors and their means."""
 
     guesses: Sequence[Turning]
     originals: Gallery
@@ -173,9 +173,10 @@ class Look:
 
     @cached_property
     def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return correlations (G, W, B) of G guesses with B originals, their strengths, and R rivals' (G, W, R).
+        """Return correlations of guesses with originals, these standardized, and standardized ones with rivals.
 
-        A strength is a correlation standardized by :func:`relative`; W is the number of comparisons in ``sight.ways``.
+        Their shapes are (G, W, B), (G, W, B) and (G, W, R), for G guesses, W comparisons (combinations of blurs and
+        window), B originals and R rivals. :func:`relative` standardizes them.
         """
         every = torch.arange(len(self.originals.images))
         raw = [self._correlations(guess, self.originals, every) for guess in self.guesses]
@@ -188,7 +189,10 @@ class Look:
         return torch.stack(raw), torch.stack(own), torch.stack([rest for rest, *_ in among])
 
     def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
-        """Return a guess's absolute correlations (W, K) with K images in the W ways, each the largest over shifts."""
+        """Return a guess's largest absolute correlations (W, K) with K images, over shifts.
+
+        ``which``: indices (K,) of the images; W: number of combinations of blurs and window.
+        """
         found, few = [], 2 * len(which) < len(images.images)
         for of, to, window in self.sight.ways:
             rows = images.standing(self.sight).rows(to, window)
@@ -207,7 +211,11 @@ class Look:
 
 
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
-    """Rank originals by the best of all guesses' comparisons ``ways``; leads are reduced by ``LUCK_OF_MORE``."""
+    """Rank originals among candidates by their best comparison with any guess.
+
+    ``ways``: comparisons of each guess; ``candidates``: number of distractors. Leads are reduced by ``LUCK_OF_MORE``,
+    since the best of further comparisons leads by chance.
+    """
     every = [(number, way) for number, own in enumerate(ways) for way in own]
     strengths = []
     for _, way in every:
@@ -227,7 +235,7 @@ def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
 
 
 def luck(guesses: int, candidates: int) -> float:
-    """Return by how many standard deviations to reduce a lead, since the best of many guesses leads by chance.
+    """Return the lead, in standard deviations, that the best of several guesses has by chance.
 
     It is 0 for one guess and at least ``ENOUGH`` candidates, and larger for fewer candidates.
     """
@@ -239,9 +247,9 @@ def _z(correlations: Tensor) -> Tensor:
 
 
 def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Standardize Fisher's z of correlations (W, R), W comparisons with R rivals, by the columns ``usual``.
+    """Apply Fisher's z to correlations (W, R) and standardize each row by its columns ``usual`` (U,).
 
-    Return the result, and the mean and spread (W, 1) of these columns.
+    W: comparisons; R: rivals of the originals. Return the result, and the mean and spread (W, 1) of these columns.
     """
     z = _z(rest)
     typical = z[:, usual]
@@ -263,16 +271,18 @@ USUAL_TURNED = 100  # ``REFERENCE`` for turned guesses
 def identify(
     guesses: Tensor, originals: Tensor, candidates: PublicImages | None = None, *, apart: Tensor | None = None
 ) -> Identified:
-    """Rank the originals of a batch among ``candidates`` by their similarity to the guesses, up to harmless changes.
+    """Rank each original of a batch among candidates by its similarity to the guesses, up to harmless changes.
 
     Harmless are the negative and other changes of brightness and contrast, shifts by up to a tenth of the width,
     mirrors, quarter turns, rotation by up to 15 degrees, a crop of 70 % or more, a frame, blur, coarse pixels, the loss
-    of one half, shuffled tiles, and order within the batch. An image's strength is Fisher's z of its best correlation,
-    standardized over ``REFERENCE`` candidates; the original must lead in one comparison. Candidates include their mean
-    and that of each class. Candidates of another shape raise ``UserError``.
+    of one half, shuffled tiles, and order within the batch. Candidates are the distractors, their mean and that of each
+    class. An image's strength is Fisher's z of its correlation with a guess, standardized over ``REFERENCE``
+    candidates. An original has rank 1 if it is the strongest in at least one comparison with a guess.
+
+    Candidates of another shape raise ``UserError``.
 
     Args:
-        guesses: guesses (G, C, H, W) in [0, 1] at the originals.
+        guesses: guesses (G, C, H, W) in [0, 1] of any of the originals.
         originals: images (B, C, H, W) in [0, 1].
         candidates: distractors; those equal to one of ``originals`` are left out.
         apart: further images (A, C, H, W) to leave out of the candidates.
@@ -345,15 +355,15 @@ _NONE = -math.inf, -math.inf  # PSNR and SSIM without a guess
 
 
 def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
-    """Return the largest PSNR in dB and SSIM of ``guess`` to ``original``, (C, H, W) in [0, 1], over harmless changes.
+    """Return the largest PSNR in dB and SSIM of ``guess`` to ``original``, (C, H, W) in [0, 1], after harmless changes.
 
-    These change each channel's intensity by least squares, and mirror the guess or place it for the best correlation.
+    The guess is mirrored or shifted, and each channel's brightness and contrast are fitted to the original's.
     """
     return all_aligned([[guess]], original[None])[0]
 
 
 def all_aligned(guesses: Sequence[Sequence[Tensor]], originals: Tensor) -> list[tuple[float, float]]:
-    """Return :func:`aligned` of the best of each original's ``guesses``, or -inf; ``originals``: (B, C, H, W)."""
+    """Return PSNR and SSIM of :func:`aligned` for each original (B, C, H, W) and its best guess, -inf without any."""
     pairs = [(guess, original) for own, original in zip(guesses, originals, strict=True) for guess in own]
     if not pairs:
         return [_NONE] * len(originals)
@@ -403,9 +413,10 @@ def _public(original: Tensor, label: int | None, candidates: PublicImages | None
 
 
 def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
-    """Return the lead and likeness (:class:`Identified`) that the public image nearest to ``original`` has as a guess.
+    """Return the lead and likeness of the public image nearest to ``original``, taken as a guess of ``original``.
 
-    They are -inf and 0 if there is none, or if another candidate is nearer to that image than ``original`` is.
+    :class:`Identified` defines both. They are -inf and 0 if there is no such image, or if another candidate is nearer
+    to that image than ``original`` is.
     """
     key = original.numpy().tobytes()
     if key not in candidates.near:

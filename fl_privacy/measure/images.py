@@ -68,12 +68,12 @@ BINS, SMOOTHING = 10, 1.0
 def bpki(
     guesses: Tensor, truths: Tensor, *, bins: int = BINS, smoothing: float = SMOOTHING, prior: Tensor | None = None
 ) -> Tensor:
-    """Return the Bayesian privacy loss ``KL(F0 || FA)`` (N,), float64, of each image (Gu et al. 2021, Eq. 8, A.4).
+    """Return the Bayesian privacy loss ``KL(F0 || FA)`` (N,), float64, of each guess (Gu et al. 2021, Eq. 8, A.4).
 
     F0 is the attacker's prior of pixels over k = ``bins`` equal intervals of [0, 1], FA the histogram of a guess (C, H,
-    W); ``truths`` are not used. A uniform F0 (case 1) gives the BPKI. ``smoothing``: number of pixels added to each
-    interval, so that none is empty. ``prior``: distribution F0 (k,), such as :func:`pixel_histogram` of public images;
-    ``None`` takes the uniform one.
+    W); ``truths`` are not used. The paper calls the loss BPKI if F0 is uniform. ``smoothing``: number of pixels added
+    to each interval, so that none is empty. ``prior``: distribution F0 (k,), such as :func:`pixel_histogram` of public
+    images; ``None`` takes the uniform one.
     """
     counts = _pixel_counts(guesses, bins) + smoothing
     found = counts / counts.sum(1, keepdim=True)

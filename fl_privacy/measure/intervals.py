@@ -34,9 +34,8 @@ def aggregate(
     """Return statistics of ``values`` without NaN; ``None`` if no value is left.
 
     The interval is Student's t; with ``groups``, one for each value, the cluster-robust CR2 interval of Bell and
-    McCaffrey 2002, since images of one upload are not independent. For G groups of n_g among n values, the variance of
-    the mean is the sum of the groups' squared sums of deviations over n (n - n_g), with Satterthwaite's degrees of
-    freedom, at most G - 1. ``within``: range of possible values, to which the interval is cut.
+    McCaffrey 2002, since images of one upload are not independent. ``within``: range of possible values, to which the
+    interval is cut.
 
     >>> found = aggregate([10.0, 12.0, 14.0, 16.0], groups=["a", "a", "b", "b"])
     >>> found.mean, found.n, found.groups
@@ -69,7 +68,8 @@ LEAST_SPLIT = 8  # least number of groups of a split sample
 def is_split(values: Sequence[float], *, groups: int) -> bool:
     """Return whether a few values are far from all others, such as a few exact guesses among bad ones.
 
-    The mean's interval is then too narrow. Samples of zeros and ones, or of few ``groups``, are never split.
+    The mean's usual interval is then too narrow. Fewer than ``LEAST_SPLIT`` independent ``groups`` of values, and
+    samples of zeros and ones, are never split.
 
     >>> is_split([11.0, 9.0, 12.0, 10.0, 13.0, 8.0, 9.5, 100.0], groups=8)
     True
@@ -96,8 +96,7 @@ def pmm(accuracy: float, undefended_accuracy: float) -> float:
 def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
     """Return the one-sided 95 % upper bound of a proportion observed as ``count / n`` (Clopper and Pearson 1934).
 
-    If there are fewer independent ``groups`` than ``n``, their number is the sample size, and the count is scaled to it
-    and rounded up.
+    If there are fewer independent ``groups`` than ``n``, their number is the sample size.
 
     >>> round(share_at_most(0, 100), 3)  # none of a hundred
     0.03
@@ -134,8 +133,7 @@ def poisson_tail(count: int, mean: float) -> float:
 def share_interval(count: int, n: int, *, groups: int | None = None) -> tuple[float, float]:
     """Return the 95 % interval of a proportion observed as ``count / n`` (Clopper and Pearson 1934).
 
-    If there are fewer independent ``groups`` than ``n``, their number is the sample size. The scaled count is rounded
-    down for the lower end, and up for the upper end.
+    If there are fewer independent ``groups`` than ``n``, their number is the sample size.
 
     >>> [round(end, 2) for end in share_interval(0, 4)]
     [0.0, 0.6]
@@ -161,6 +159,7 @@ def _interval(
     sizes = np.bincount(labels).astype(float)
     if len(sizes) < 2 or not math.isfinite(mean):
         return None
+    # groups' squared sums of deviations over n (n - n_g), with Satterthwaite's degrees of freedom, at most G - 1
     weights = 1 / (sample.size * np.sqrt(1 - sizes / sample.size))
     variance = float(np.square(weights * np.bincount(labels, weights=sample - mean)).sum())
     # covariance of the groups' weighted sums for independent values: G = diag(a) - b b', by its traces
@@ -194,7 +193,7 @@ class PpcPoint:
 
 
 def cap(points: Sequence[PpcPoint]) -> float:
-    """Return the calibrated averaged performance, the mean of ``calibrated`` (SPN, Eq. 1); higher is better."""
+    """Return the calibrated averaged performance (SPN, Eq. 1), the mean of accuracy x distance; higher is better."""
     if not points:
         raise UserError("cap is expected to get at least one point, but got none; measure one strength of a defense.")
     return sum(point.calibrated for point in points) / len(points)
@@ -216,7 +215,7 @@ class Coincidences:
 
     @classmethod
     def counted(cls, equal: np.ndarray) -> "Coincidences":
-        """Estimate both fields from N examples; ``equal`` (N,): number of other examples that equal each."""
+        """Estimate both probabilities from N examples; ``equal`` (N,): number of other examples that equal each."""
         number = len(equal)
         if number < 2:
             return cls()
@@ -269,10 +268,10 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
 
 
 def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
-    """Combine the chance ``drawn`` with a second test (Bonferroni): how many of the upload's examples are in ``best``.
+    """Combine the p-value ``drawn`` with that of a second test by Bonferroni's correction.
 
-    ``best``: index of the best fitting example of each guess. ``strata``: for each class, the number of the upload's
-    examples and the indices of all examples, the upload's first.
+    The second test counts the upload's examples in ``best``, the index of the best matching example of each guess.
+    ``strata``: for each class, the number of the upload's examples and the indices of all examples, the upload's first.
     """
     found, mass = 0, np.ones(1)
     for own_of, columns in strata:
@@ -298,10 +297,11 @@ def words_f1(truth: set[int], guess: set[int]) -> float:
 def chance_of_words(
     guess: set[int], own: Sequence[set[int]], others: Sequence[set[int]], *, few: bool = False
 ) -> float:
-    """Return the probability (permutation test) that the words ``guess`` fit other texts at least as well as ``own``.
+    """Return the probability that other texts match the guessed words at least as well as the upload's own texts do.
 
-    ``own`` and ``others``: words of each text of the upload, and of each other text; the result is 1 if either is
-    empty. With ``few``, the number of shared words is also tested.
+    It is the p-value of a permutation test on the F1 score. ``guess``: guessed words; ``own``, ``others``: words of
+    each text of the upload, and of each other text. It is 1 if either has no text. With ``few``, the number of shared
+    words is also tested.
     """
     texts = [*own, *others]
     if not others or not own:
@@ -336,15 +336,14 @@ def either(*chances: float) -> float:
 
 
 def combined(chances: Sequence[float]) -> float:
-    """Return a bound on the probability that n independent uploads have p-values as small as ``chances``.
+    """Return one p-value for several independent uploads with the p-values ``chances``.
 
-    For each k, the probability that at least k of n p-values are at most the k-th smallest is computed. The bound is
-    the least of these, times 1 + log2(n). P-values above 1 - ``BAND`` do not count as k-th smallest; if none counts, or
-    n is 1, the bound is the least p-value.
+    P-values above 1 - ``BAND`` do not count; if none counts, or there is only one, the result is the least of them.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)
     if number < 2 or not small:
         return min(chances, default=1.0)
+    # probability that at least k of n p-values are at most the k-th smallest, the least over k
     least = min(binomial_tail(k, number, chance) for k, chance in enumerate(small, 1))
     return min(1.0, (1 + math.log2(number)) * least)

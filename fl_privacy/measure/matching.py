@@ -90,7 +90,7 @@ def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a ba
 
 
 def least_cost(cost: np.ndarray, of: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and columns of least total ``cost`` (N, M); ``of``: matched things, for the error without scipy."""
+    """Return rows and columns of the assignment of least total ``cost`` (N, M); errors name what is matched, ``of``."""
     try:
         from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
     except ImportError as error:
@@ -134,7 +134,7 @@ def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def numbered(tokens: Tensor) -> Tensor:
-    """Return integers (..., L), equal for equal tokens that have occurred equally often before in their text."""
+    """Return integers (..., L) for tokens (..., L): the k-th occurrence of a token gets the same one in every text."""
     return tokens * tokens.shape[-1] + (tokens[..., None] == tokens[..., None, :]).tril(-1).sum(-1)
 
 

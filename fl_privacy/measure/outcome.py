@@ -1,7 +1,4 @@
-"""Outcome of an attack on one image, text or row, decided from its score without PyTorch.
-
-The constants were fixed on training splits; ``experiments/verdict_pairs.py`` measures them on other splits.
-"""
+"""Outcome of an attack on one image, text or row, decided from its score without PyTorch."""
 
 import math
 from collections.abc import Mapping
@@ -14,6 +11,7 @@ from fl_privacy.measure.intervals import BAND, binomial_tail
 from fl_privacy.measure.registry import METRICS, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.types.victim_ids import Certainty
 
+# fixed on training splits; ``experiments/verdict_pairs.py`` measures these constants on other splits
 LIKENESS = 0.5  # least likeness of an identified guess to its original
 LEAD = 0.6  # least lead of an identified original over the nearest candidate, in the candidates' standard deviations
 CHANCE, CHANCE_FALLS = 0.02, 0.6
@@ -66,10 +64,11 @@ READ = frozenset({Outcome.EXACT, Outcome.IDENTIFIED, Outcome.RECOGNIZABLE})  # o
 
 @dataclass(frozen=True, kw_only=True)
 class GuessComparison:
-    """Figures of a guess compared with its original, candidates and controls; ``None`` if not measured.
+    """Figures that compare a guess with its original, with candidates and with controls; ``None`` if not measured.
 
-    Fields are recorded in this order. Correlations and shares are in [0, 1], PSNRs in dB, leads in standard deviations
-    of the candidates; ``control_X`` is the figure X of the best guess that never saw the update.
+    Candidates are other images that the guess may show. A control is a guess that never saw the update; ``control_X``
+    is the best one's figure X. A lead is the original's margin over the nearest candidate, in standard deviations of
+    the candidates. Correlations and shares are in [0, 1], PSNRs in dB. Fields are recorded in this order.
     """
 
     exact: bool | None = None  # ``True`` if image or row equal the original up to rounding
@@ -122,7 +121,7 @@ class GuessComparison:
 
     @property
     def is_nearest(self) -> bool:
-        """Return whether the original is nearer to the guess than all candidates, with a large lead or likeness."""
+        """Return whether the original is nearer to the guess than all candidates are, with a large lead or likeness."""
         likeness, foreign = self.likeness or 0.0, self.foreign
         of_others = foreign is not None and foreign > FOREIGN and likeness < SAME
         alike = likeness >= LIKENESS and not (of_others and not self.is_above("psnr", FAR_PSNR))
@@ -131,21 +130,14 @@ class GuessComparison:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageScore:
-    """Score of one image, text or row.
-
-    Attributes:
-        guess: index of the guess in the reconstruction; ``None`` without a guess, or if the score comes from a record.
-        values: value of each metric by its name in ``METRICS``, NaN if undefined; empty after a failure.
-        failure: reason for a missing guess, or ``None``.
-        compared: figures that decide the outcome, empty if not requested.
-    """
+    """Score of an attack on one image, text or table row."""
 
     image: int
-    guess: int | None
-    values: Mapping[str, float]
-    failure: str | None = None
+    guess: int | None  # index of the guess; ``None`` without a guess, or if the score is loaded from a record
+    values: Mapping[str, float]  # value of each metric in ``METRICS``, NaN if undefined; empty after a failure
+    failure: str | None = None  # reason for a missing guess
     certainty: Certainty = Certainty.APPROXIMATE
-    compared: GuessComparison = GuessComparison()
+    compared: GuessComparison = GuessComparison()  # comparison that decides the outcome, empty if not requested
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "ImageScore":
@@ -196,8 +188,9 @@ class ImageScore:
     def chance(self) -> float:
         """Return the probability that a guess made without the update scores as well as this guess.
 
-        It is computed from an image's lead, or from the number of a text's right words; for a row, it is 1 - ``BAND``.
-        It is 0 for an image or a text far above its control.
+        It is computed from the original's lead over other images, or from the number of a text's right words; for a
+        row, it is 1 - ``BAND``. It is 0 for an image or a text far above its control, the best guess without the
+        update.
         """
         if TABLE_METRIC in self.values:
             return 1 - BAND
@@ -210,7 +203,7 @@ class ImageScore:
 
     @property
     def words_are_read(self) -> bool:
-        """Return whether the words inferred from the upload match better than words guessed by frequency."""
+        """Return whether the words guessed for an upload match its texts better than equally many frequent words do."""
         control, chance = self.compared.word_control_f1, self.compared.word_chance
         if _number(self.values.get(WORDS_METRIC)) is None or control is None or _is_chance(chance):
             return False

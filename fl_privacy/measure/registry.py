@@ -43,31 +43,22 @@ class Threshold:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """Metric and its interpretation.
+    """Metric of how close guesses are to their originals, and the interpretation of its values."""
 
-    Attributes:
-        function: function (guesses, truths) -> (N,); ``None`` if a run supplies it.
-        of: compared data: images (N, C, H, W) in [0, 1], labels (N,), a defense's transformed images, texts (N, L) or
-            their words, padded with -1, or right cells (N, C) of rows.
-        leaks: ``low`` if better guesses have lower values, else ``high``.
-        range: least and largest possible value.
-        threshold: threshold of recognizable examples, if published.
-        digits: function that formats a value without its unit.
-        package: optional package without which the metric is left out.
-        of_papers: ``True`` if the metric serves only comparisons with papers.
-    """
-
-    function: MetricFunction | None
+    function: MetricFunction | None  # function (guesses, truths) -> (N,); ``None`` if a run supplies it
     of: Of = "images"
-    leaks: Literal["high", "low"]
-    range: tuple[float, float] = (0.0, math.inf)
-    threshold: Threshold | None = None
+    """Compared data: images (N, C, H, W) in [0, 1], labels (N,), a defense's transformed images, texts (N, L) or their
+    words, padded with -1, or cells: booleans (N, C), true for right cells, and for numeric ones."""
+
+    leaks: Literal["high", "low"]  # ``high`` if better guesses have higher values, else ``low``
+    range: tuple[float, float] = (0.0, math.inf)  # least and largest possible value
+    threshold: Threshold | None = None  # published value from which an example counts as recognizable, if any
     title: str
     unit: str = ""
-    digits: Callable[[float], str] = decimals
+    digits: Callable[[float], str] = decimals  # function that formats a value without its unit
     description: str
-    package: str | None = None
-    of_papers: bool = False
+    package: str | None = None  # optional package without which the metric is left out
+    of_papers: bool = False  # ``True`` if the metric serves only comparisons with papers
 
     @property
     def available(self) -> bool:

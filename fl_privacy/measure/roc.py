@@ -28,14 +28,11 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Separation:
-    """Scores of members, ``positives`` (P,), and of others, ``negatives`` (N,), whose difference is measured.
-
-    ``seed``: seed of random halves and of bootstrap samples.
-    """
+    """Scores of members, ``positives`` (P,), and of others, ``negatives`` (N,), whose difference is measured."""
 
     positives: Scores
     negatives: Scores
-    seed: int = 0
+    seed: int = 0  # seed of bootstrap samples, and of the halves on which a threshold is chosen and judged
 
     def halves(self) -> tuple["Separation", "Separation"]:
         rng = np.random.default_rng(self.seed)
@@ -64,9 +61,10 @@ def thinned_curve(found: Separation, points: int = 120) -> tuple[list[float], li
 
 
 def auc(found: Separation) -> Estimate:
-    """Return the AUC; its 95 % interval contains those of DeLong et al. (1988), on the plain and on the logit scale.
+    """Return the area under the ROC curve (AUC) with a 95 % interval.
 
-    If the scores separate without variance, the interval is Clopper and Pearson's for the smaller sample.
+    The interval contains those of DeLong et al. (1988), on the plain and on the logit scale. If their variance is zero,
+    as for perfect separation, it is Clopper and Pearson's for the smaller sample.
     """
     positives, negatives = np.sort(found.positives), np.sort(found.negatives)
     of_positives = _share_below(negatives, positives)
@@ -119,7 +117,7 @@ def balanced_accuracy(found: Separation) -> Estimate:
 
 
 def threshold_success(found: Separation) -> Estimate:
-    """Return the share of right decisions on membership, with each half judged at the other half's best threshold."""
+    """Return the share of right decisions on membership; each half is judged at the best threshold of the other."""
     positives, negatives = len(found.positives), len(found.negatives)
     number, share = positives + negatives, positives / (positives + negatives)
     tpr, fpr = _cross_fitted(found, lambda t, f: share * t + (1 - share) * (1 - f))
@@ -216,11 +214,9 @@ def identification_bound(*, epsilon: float, delta: float, candidates: int) -> fl
 
 
 def proven_epsilon(found: Separation, *, delta: float) -> float:
-    """Return the largest epsilon that the scores disprove at ``delta`` with 95 % confidence, at least 0.
-
-    The best threshold is chosen on one half of the examples. On the other half, the two rates are bounded as by Clopper
-    and Pearson, with an error of 2.5 % each (Nasr et al. 2021, "Adversary instantiation").
-    """
+    """Return the largest epsilon that the scores disprove at ``delta`` with 95 % confidence, at least 0."""
+    # the threshold is chosen on one half of the examples; on the other half, both rates are bounded as by Clopper and
+    # Pearson, with an error of 2.5 % each (Nasr et al. 2021, "Adversary instantiation")
     chosen_on, judged_on = found.halves()
     best, threshold, side = 0.0, math.inf, True
     fpr, tpr = curve(chosen_on)
@@ -233,9 +229,10 @@ def proven_epsilon(found: Separation, *, delta: float) -> float:
 
 
 def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: float) -> Scores:
-    """Return a lower bound on epsilon for each threshold: max(0, log((hit rate - delta) / miss rate)).
+    """Return a lower bound on epsilon for each threshold: max(0, log((hit rate - delta) / false alarm rate)).
 
-    The rates are confidence bounds. Hits are positives above the threshold or, if not ``above``, negatives below it.
+    The rates are confidence bounds. If ``above``, hits are positives above the threshold and false alarms negatives
+    above it; otherwise, hits are negatives below it and false alarms positives below it.
     """
     hits, misses = (tpr, fpr) if above else (1 - fpr, 1 - tpr)
     sizes = [len(found.positives), len(found.negatives)][:: 1 if above else -1]
@@ -249,7 +246,7 @@ def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: f
 
 @dataclass(frozen=True, kw_only=True)
 class Measure(Estimate):
-    """Estimate with its ``bound``, the most that the clients' differential privacy, if any, allows."""
+    """Estimate of an attack's success; ``bound``: largest value that the clients' differential privacy allows."""
 
     bound: float | None = None
 
@@ -290,7 +287,7 @@ FINDING: dict[str, Any] = {
 
 
 def finding_of(record: Mapping[str, Any]) -> Finding:
-    """Return the finding in an ``inference`` record, without measures that lack a value."""
+    """Convert a saved ``inference`` record to a :class:`Finding`, without measures that lack a value."""
     measures = {
         name: Measure(value=v[0], low=v[1], high=v[2], chance=v[3], bound=v[4])
         for name, v in record["measures"].items()

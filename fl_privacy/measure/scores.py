@@ -79,14 +79,14 @@ def evaluate_all(
 
     Images are clamped to [0, 1] and matched with the least total squared error. An image gets a ``failure`` instead of
     values if its attack failed, or its guess is not finite or of another shape. Metrics whose package is missing are
-    left out. ``UserError`` if ``truths`` differ in number or shape, or batches are matched without scipy.
+    left out. ``UserError`` if ``truths`` differ in number or shape, or if scipy, which matches batches, is missing.
 
     Args:
         truths: originals of each reconstruction, all of one shape.
         functions: metrics that need data of the run, by name.
         language, schema: tokenizer of texts, for metrics of words; columns of table rows.
         transformed: images by which a defense replaced each of ``truths``, for the metrics of transformed images.
-        others: distractors and controls, which decide the outcomes; ``None`` leaves outcomes out.
+        others: public examples and guesses without the update, which decide the outcomes; ``None`` leaves outcomes out.
         augmented: ``True`` if ``transformed`` are the client's crops and flips, with which guesses are compared.
     """
     if len(reconstructions) != len(truths):

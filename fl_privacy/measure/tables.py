@@ -40,12 +40,15 @@ def exact_rows(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the index (B,) of the guess matched to each of B rows of ``truths``, or -1 if none is left."""
+    """Match guesses (G, C) to true rows (B, C) with fewest wrong cells; return each row's guess (B,), -1 for none."""
     return order_of((len(truths), len(guesses)), lambda: misfit(schema, guesses, truths), "rows")
 
 
 def misfit(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the numbers of wrong cells (B, G) float64 of G guesses (G, C) for B rows (B, C); distances break ties."""
+    """Return how many cells of each guessed row (G, C) are wrong for each true row (B, C): (B, G) float64.
+
+    A distance of the numeric cells, below 0.01, is added to break ties.
+    """
     wrong = (~right_cells(schema, guesses[None], truths[:, None])).sum(-1).double()
     far = torch.cdist(schema.encode(truths).double(), schema.encode(guesses).double(), p=1)
     return wrong + _BY_VALUE * far / (1 + far)
@@ -68,22 +71,25 @@ def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> 
 
 
 def cells_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the share (N,) float64 of right cells in each row, from booleans ``right`` (N, C); ignore ``numbers``."""
+    """Return the share (N,) float64 of true values in each row of ``right`` (N, C); ``numbers`` is unused."""
     return right.double().mean(1)
 
 
 def categories_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the share (N,) float64 of right cells among each row's categories (not ``numbers``); NaN if none."""
+    """Return the share (N,) float64 of each row's categorical cells that are right; NaN for a row without any.
+
+    ``right``, ``numbers``: booleans (N, C), true for right and for numeric cells.
+    """
     return (right & ~numbers).sum(1).double() / (~numbers).sum(1)
 
 
 def numbers_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the share (N,) float64 of right cells among each row's numbers, as :func:`categories_right` does."""
+    """Return the share (N,) float64 of each row's numeric cells that are right; see :func:`categories_right`."""
     return (right & numbers).sum(1).double() / numbers.sum(1)
 
 
 def row_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return (N,) float64: 1 for each row whose cells, in booleans ``right`` (N, C), are all right, else 0."""
+    """Return (N,) float64: 1 for rows of booleans ``right`` (N, C) that are all true, else 0; ``numbers`` is unused."""
     return right.all(1).double()
 
 
@@ -96,10 +102,10 @@ def usual_row(public: Tensor, schema: Schema) -> Tensor:
 
 
 def control_cells(public: Tensor, truths: Tensor, schema: Schema) -> Tensor:
-    """Return the share (B,) float64 of each row's cells that are guessed right without the update.
+    """Return the share (B,) float64 of each true row's cells that are guessed right without the update.
 
-    ``truths`` (B, C) are the rows. The share is the larger of two: that of :func:`usual_row`, and the :data:`BAND`
-    quantile over random draws of B ``public`` rows (M, C), which are matched to ``truths`` as guesses are.
+    ``truths`` (B, C): true rows. The share is the larger of two: that of :func:`usual_row`, and the :data:`BAND`
+    quantile over random draws of B ``public`` rows (M, C), each matched to ``truths`` by :func:`assign`.
     """
     usual = right_cells(schema, usual_row(public, schema), truths).double().mean(1)
     rng = torch.Generator().manual_seed(0)
@@ -133,7 +139,7 @@ BLOCK = 64  # number of rows that are compared with all guesses at a time
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PinnedRows:
-    """Shares of right cells and rows, and the guess matched to each true row, as :func:`pinned_rows` returns them."""
+    """Shares of cells and rows that are guessed right, and each true row's guess; see :func:`pinned_rows`."""
 
     cells: float  # share of right cells, in the matching that maximizes it
     rows: float  # share of rows with all cells right, in the matching that maximizes it

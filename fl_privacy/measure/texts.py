@@ -19,7 +19,7 @@ class Language(Protocol):
     def special(self) -> frozenset[int]: ...
 
     def word_numbers(self, tokens: Tensor) -> Tensor:
-        """Return numbers (N, W) of the W words that ``tokens`` (N, L) form, equal for equal words; -1 pads both."""
+        """Return integers (N, W) for the words of texts ``tokens`` (N, L), equal for equal words; -1 pads both."""
         ...
 
 
@@ -99,7 +99,7 @@ def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
-    """Return control guesses (N, L) of the most frequent tokens in ``public`` texts, with N ``lengths``."""
+    """Return guesses (N, L) without an upload: the most frequent ``public`` tokens, as many as ``lengths`` (N,)."""
     tokens, counts = torch.unique(numbered(public)[public >= 0], return_counts=True)
     order = counts.argsort(descending=True, stable=True)
     width = int(lengths.max()) if len(lengths) else 0

@@ -102,7 +102,7 @@ def _looks(gray: Tensor, side: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Gallery(Once):
-    """Images (N, C, H, W) in [0, 1], with cached descriptors."""
+    """Images (N, C, H, W) in [0, 1]; caches their reduced copies, windows and tiles for comparisons with guesses."""
 
     images: Tensor
 
@@ -145,7 +145,7 @@ def _middle(looks: Tensor, slack: float) -> Tensor:
 
 
 def _windows(images: Tensor, slack: float) -> Tensor:
-    """Return all windows (N, V, D) of images (N, L, H, W), as large as a :func:`_middle`, divided by their norms.
+    """Return all windows (N, V, D) of images (N, L, H, W) that have the size of a :func:`_middle`, with norm 1.
 
     L: channels; V: positions of a window; D: pixels in all channels; ``slack``: margin, as a share of the side.
     """
@@ -175,7 +175,7 @@ def _slid(middles: Tensor, images: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Way(ABC):
-    """Comparison of a guess with B originals and K rivals (other images) by one kind of change, such as rotation."""
+    """Comparison of a guess with B originals and K rivals (other images) after a change, such as rotation."""
 
     own: Tensor  # (B,) correlations with the originals
     rest: Tensor  # (K,) correlations with the rivals
@@ -190,7 +190,10 @@ class Way(ABC):
 
     @abstractmethod
     def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return unit vectors: the guess aligned with an original, (D,), that original, and K ``rivals`` (K, D)."""
+        """Return unit vectors of the guess (D,), of an original (D,), and of K rivals (K, D), aligned with each other.
+
+        ``original``: index of the original; ``rivals``: indices (K,) of the rivals.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +223,7 @@ class _Placed:
 
 @dataclass(frozen=True, eq=False)
 class Turning(Once):
-    """A guess and the candidates ``others``; caches the guess's poses and tiles for comparisons with originals."""
+    """A guess to be compared with originals and with other images (``others``); caches its poses and tiles."""
 
     others: Gallery
     guess: Tensor  # (1, C, H, W) in [0, 1]
@@ -231,7 +234,10 @@ class Turning(Once):
         return self.once(sight, lambda: ShiftedDescriptors(self.guess, sight))
 
     def ways(self, originals: Gallery) -> list[Way]:
-        """Return comparisons of the guess with ``originals``: in poses, if promising, and in each grid of tiles."""
+        """Return comparisons of the guess with ``originals``, in other poses and cut into tiles.
+
+        Poses are left out if too many other images correlate more at low resolution.
+        """
         usual = torch.searchsorted(self.rivals, self.usual)
         way = partial(_Tiled, rivals=self.rivals, usual=usual, turning=self, originals=originals)
         tiled = [
@@ -299,7 +305,7 @@ class Turning(Once):
         ]
 
     def _search(self, windows_at: Callable[[float], Tensor], side: int) -> Tensor:
-        """Return the largest absolute correlation (P, N) of the guess in P poses with the windows of N images.
+        """Return the largest absolute correlation (P, N) of the guess in P poses with N images of ``side`` pixels.
 
         ``windows_at(slack)`` returns the images' windows, as :func:`_windows`.
         """
@@ -312,9 +318,10 @@ class Turning(Once):
 
 
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
-    """Return the likeness (V, N) of V guesses to N images, each rebuilt from its tiles nearest to the guess's.
+    """Return the likeness (V, N) of V guesses to N images, each rebuilt from its own tiles to resemble the guess.
 
-    The likeness of a guess a and a rebuilt image b is 2ab / (aa + bb).
+    ``pieces`` (V, T, D), ``tiles`` (N, T, D): T tiles of each guess and image. The likeness of a guess a and a rebuilt
+    image b is 2ab / (aa + bb).
     """
     sizes = tiles.square().sum(-1)
     found = []
@@ -334,7 +341,7 @@ TINY = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Posed(Way):
-    """Comparison of the guess with each image, in the pose and position in which the guess correlates most with it."""
+    """Comparison in which the guess is mirrored, rotated, scaled and shifted to correlate most with each image."""
 
     side: int
     placed: _Placed  # best poses of the guess for the originals
@@ -368,7 +375,11 @@ def _slacks(poses: Poses) -> list[tuple[Tensor, float]]:
 
 
 def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
-    """Return the largest absolute correlation (K, S) of each of K images with ``gray`` in each of S poses."""
+    """Return the largest absolute correlation (K, S) of each of K images with a guess in each of S poses.
+
+    ``tried``: all K x S poses; ``gray``: guess for each; ``windows``: those of the images; ``side``: resolution in
+    pixels.
+    """
     looks = _looks(tried.drawn(gray), side)
     looks = looks.view(len(windows[0][0]), -1, *looks.shape[1:])
     found = torch.empty(looks.shape[:2])
@@ -380,7 +391,7 @@ def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tiled(Way):
-    """Comparison of the guess with each image, rebuilt from the image's tiles that are nearest to the guess's."""
+    """Comparison in which each image is rebuilt: each tile of the guess is replaced by the image's nearest tile."""
 
     grid: int
     pieces: Tensor

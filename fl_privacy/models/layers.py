@@ -154,7 +154,7 @@ class ImageNetwork(nn.Module):
 def hidden_layers(inputs: int, widths: Sequence[int], function: str, *, example: str) -> nn.Sequential:
     """Return linear layers with ``widths`` outputs, each followed by the activation ``function``.
 
-    ``UserError`` unless ``widths`` is a list of whole numbers above 0; ``example``: remedy in the error line.
+    ``UserError``, which suggests ``example``, unless ``widths`` is a list of whole numbers above 0.
     """
     if not isinstance(widths, Sequence) or isinstance(widths, str):
         raise UserError(f"model.widths is expected to be a list, but got {widths}; try {example}.")
@@ -270,10 +270,11 @@ def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection
 
 
 def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
-    """Return the name of the module after the activation of the last private layer.
+    """Return the name of the module that follows the activation of the last private layer.
 
-    If no layer is private, the first layer counts as private. If no activation module follows the last private layer,
-    the result is that of :func:`cut_layer`. FDL-PP's private part ends with an activation (Gu et al. 2021, Def. 4).
+    ``public``: names of the uploaded values; other layers are private. If none is private, the first layer counts as
+    private. If no activation module follows the last private layer, the result is that of :func:`cut_layer`. FDL-PP's
+    private part ends with an activation (Gu et al. 2021, Def. 4).
     """
     layers = called_layers(model, image_shape)
     first = cut_layer(model, image_shape, public)
@@ -325,7 +326,8 @@ class _ReachedError(Exception):
 class Rest(nn.Module):
     """Part of ``model`` from ``layer`` on, from the input (B, ...) of the layer to logits (B, K).
 
-    Parameters are called ``model.NAME``. The layers before run on black images of ``image_shape`` (C, H, W).
+    Parameters are called ``model.NAME``. The whole model runs on black images of ``image_shape`` (C, H, W), and the
+    given input replaces that of ``layer``.
     """
 
     def __init__(self, model: nn.Module, layer: str, image_shape: tuple[int, ...]) -> None:

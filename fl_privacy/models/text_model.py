@@ -49,7 +49,7 @@ class TextModel(nn.Module, ABC):
         return self.logits(*self.embedded(inputs))
 
     def embedded(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return word embeddings (B, L, d) for ``inputs`` of either kind, and booleans (B, L), false for padding."""
+        """Return embeddings (B, L, d) of ``inputs``, tokens or embeddings, and booleans (B, L), false for padding."""
         if inputs.is_floating_point():
             return inputs[..., :-1], inputs[..., -1] > 0.5
         there = inputs >= 0
@@ -67,7 +67,10 @@ class BlockModel(TextModel):
         return [tuple(f"blocks.{k}.attention.{name}.weight" for name in names) for k in range(len(self.blocks))]
 
     def through_blocks(self, states: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Return the states (B, L, d) after all blocks; with ``first``, of the first token alone, (B, 1, d)."""
+        """Return the states (B, L, d) after all blocks or, with ``first``, the first token's alone, (B, 1, d).
+
+        ``there`` (B, L): true for tokens, false for padding.
+        """
         last = len(self.blocks) - 1
         for number, block in enumerate(self.blocks):
             states = block(states, there, first=first and number == last)
@@ -99,7 +102,10 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, inputs: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Return the attention's outputs (B, L, d); with ``first``, of the first token alone, (B, 1, d)."""
+        """Return the attention's outputs (B, L, d) or, with ``first``, the first token's alone, (B, 1, d).
+
+        ``there`` (B, L): true for tokens, false for padding.
+        """
         (batch, length, width), asking = inputs.shape, inputs[:, :1] if first else inputs
         query, key, value = (
             layer(states).reshape(batch, -1, self.heads, width // self.heads).transpose(1, 2)

@@ -80,7 +80,7 @@ def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
-    """Return a deep copy of ``model``; weights that weight norm computed are detached first, also in ``model``."""
+    """Return a deep copy of ``model``; this detaches weights that weight norm computed, in ``model`` as well."""
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             name = getattr(hook, "name", None)

@@ -48,7 +48,7 @@ ONCE = (
 
 @cache
 def noise_to_try(kind: str) -> tuple[str, str]:
-    """Return noise settings that should protect each ``kind``, such as ``image``, and words on the accuracy lost."""
+    """Return noise settings with which no ``kind``, such as ``image``, was reconstructed, and their accuracy cost."""
     name = MEASURED_ON.get(kind, "")
     measured = read_tables(SHIPPED / f"{name}.json")[0].defenses if name else ()
     noised = [each for each in measured if each.overrides[0] in ("defense=dp_noise", "defense=local_dp")]
@@ -167,7 +167,7 @@ def _measured_on(table: MeasuredTable) -> str:
 
 
 def _open(table: MeasuredTable, batch_size: int | None, kind: Modality) -> str:
-    """Return why no defense is recommended; empty if the strongest attacker tried the user's batch size."""
+    """Return why no defense is recommended; empty if the strongest attacker tried batches of size ``batch_size``."""
     if "auto" not in table.attacks or STRONGEST not in table.attackers:
         return (
             f"Nothing is recommended: the attacks tried are {', '.join(table.attacks)}"

@@ -1,4 +1,4 @@
-"""Write and load the files of an audit: ``audit.json``, and an app's untrusted ``record.json``."""
+"""Write and load the files of an audit: ``audit.json``, and an app's ``record.json``."""
 
 import base64
 import binascii
@@ -34,7 +34,7 @@ LARGEST_NUMBER, MOST_COUNTED, MOST_ANSWERS, MOST_SHOWN, MOST_VALUES = 1 << 63, 1
 
 
 def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
-    """Write ``audit.json`` and, for an app, page and record, all with mode 0600; return the first one's content."""
+    """Write ``audit.json`` and, for an app, its page and record, with mode 0600; return what ``audit.json`` holds."""
     content = plain_app(record) if record.captured is None else _plain_captured(record.captured)
     if record.captured is None:
         write_private(folder / PAGE, render_audit(record))
@@ -46,7 +46,7 @@ def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
 def read_captured(folder: Path) -> Captured | None:
     """Load facts about a strategy's clients from ``audit.json`` in ``folder``; ``None`` if there is no such file.
 
-    ``UserError`` if the file is damaged, or from the audit of an app.
+    ``UserError`` if the file is damaged, or was written by the audit of an app instead of a strategy.
     """
     path = folder / RECORD
     if not path.is_file():

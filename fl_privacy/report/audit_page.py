@@ -1,4 +1,4 @@
-"""Define the record of an audit, and render an app's page: data in the clear, then scenarios, the worst first."""
+"""Define the record of an audit, and render an app's page."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +110,7 @@ class AuditRecord:
 
     @property
     def when(self) -> str:
-        """Return the circumstances of the headline's result in a sentence; empty if nothing was attacked."""
+        """Say under which conditions the page's main finding holds, in a sentence; empty if nothing was attacked."""
         if self._of("data"):
             return "The app's replies hold it: no attack is needed"
         if (step := self.shown_first) is not None and step.leaks:
@@ -396,10 +396,10 @@ UPLOADS: Mapping[AttackedUploads, str] = {
 
 
 def audit_of_run(name: str, verdict: Verdict, site: tuple[Counts, int] | None = None) -> AuditRecord:
-    """Return the record of a strategy's audit, with an answer for each round and attacker.
+    """Return the record of a strategy's audit, with one result for each round and attacker.
 
-    ``name``: name of the app. ``site``: counts of what a client reconstructs of the others, and the number of clients,
-    for one more answer; ``None``: not tried.
+    ``name``: name of the app. ``site``: counts of other clients' examples that one client reconstructed, and the number
+    of clients; ``None`` if this attack was not tried.
     """
     found, source = verdict.readings, verdict.facts.source
     several, answers = len({one.attacker for one in found}) > 1, []

@@ -39,7 +39,7 @@ class CountedLeak(Leak):
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One entry of all messages of a ``kind``: ``what`` it holds, its mean size in bytes, and an example value."""
+    """A record's entry in all messages of one ``kind``: its type ``what``, mean ``size`` in bytes, and an example."""
 
     direction: str
     kind: str
@@ -64,7 +64,7 @@ class Volume:
 
 @dataclass(frozen=True, kw_only=True)
 class Captured:
-    """Facts about a strategy's clients that captured uploads do not contain."""
+    """Facts about a strategy's clients that an attack needs, but that the captured uploads do not contain."""
 
     model: str = ""  # import path of the clients' model; never imported
     normalization: Normalization | None = None

@@ -1,4 +1,4 @@
-"""Compute the bars at the head of an audit's page, one for each scenario, the worst first."""
+"""Compute the bars at the head of an audit's page, one for each scenario."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,18 +50,18 @@ class Bar:
 
 
 def bars_of(answers: Sequence[Answer]) -> list[Bar]:
-    """Return a bar for each scenario in which examples were attacked; the app's own uploads come last."""
+    """Return a bar for each scenario whose examples were attacked; the scenario of the app's own uploads comes last."""
     steps = [answer for answer in answers if answer.question == "examples"]
     return [_of_examples(step) for step in sorted(steps, key=lambda step: step.scenario.name == "all")]
 
 
 def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
-    """Return a bar for each inference question on the training's uploads, such as membership, with an estimate."""
+    """Return a bar for each question, such as membership, that an attack on the training's uploads could estimate."""
     return [_of_question(one, one.estimate) for one in answers if one.question != "examples" and one.estimate]
 
 
 def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Bar]:
-    """Return each bar ``before`` a defense, followed by that with ``defense``; if it is empty, return ``after``."""
+    """Return each bar ``before`` a defense, followed by the bar ``after``; if ``defense`` is empty, only ``after``."""
     if not defense:
         return list(after)
     found, old = list[Bar](), {bar.title: bar for bar in before}
@@ -74,7 +74,7 @@ def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Ba
 def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | None = None, aside: str = "") -> Bar:
     """Return a bar of the reconstructed share of ``counts``, next to that of ``control`` (guesses without the upload).
 
-    ``red``: ``True`` if the share leaks. ``aside``: words next to the bar.
+    ``red``: ``True`` if the share counts as a leak. ``aside``: words next to the bar.
     """
     failed = f"the attack failed on {counts.failures}" * bool(counts.failures)
     unknown = f"the originals of {counts.unknown} are not known" * bool(counts.unknown)
@@ -124,7 +124,7 @@ def _of_question(answer: Answer, found: Estimate) -> Bar:
 
 
 def best_of(step: Answer, *, in_words: bool = False) -> list[Shown]:
-    """Return the ``MOST_BEST`` best reconstructions: by mean squared error or, if ``in_words``, by the set of words."""
+    """Return the ``MOST_BEST`` best reconstructions of an attack: by squared error or, ``in_words``, by right words."""
 
     def distance(one: Shown) -> float:
         if in_words:

@@ -1,4 +1,4 @@
-"""Render the leaderboard of a benchmark, and its figures as JSON according to ``benchmark.schema.json``."""
+"""Render a benchmark's leaderboard, and its results as JSON (``benchmark.schema.json``)."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Board:
-    """Leaderboard of defenses, each at the strength within ``accuracy_loss`` that leaks least to the worst attacker."""
+    """Leaderboard of defenses, each at the strength that leaks least and costs at most ``accuracy_loss`` accuracy."""
 
     threat: Threat
     accuracy_loss: float  # most percentage points that a strength may cost
@@ -326,7 +326,7 @@ class MeasuredBenchmark:
 
 
 def extent_of(row: StudyRow, threat: Threat) -> Extent:
-    """Return the leakage of ``row`` under ``threat`` and weaker ones; the largest leakage if a result is missing."""
+    """Return the most that leaked in ``row`` to attackers up to ``threat``; the worst value if a result is missing."""
     candidate = row.candidate(threat)
     return WORST if candidate is None or row.missing(threat) else candidate.extent
 

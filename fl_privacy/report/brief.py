@@ -1,4 +1,4 @@
-"""Render one page on a run or an app's audit for decision makers, and compare such a page with its records."""
+"""Render the brief, a one-page summary of a run or an app's audit, or verify one."""
 
 import hashlib
 import html
@@ -63,7 +63,7 @@ def write_brief(run_dir: Path, out: Path | None = None) -> Path:
 
 
 def brief_of(folder: Path) -> tuple[Path, str]:
-    """Return the folder of a run or an app's audit, and the brief as HTML; ``UserError`` if ``folder`` is neither."""
+    """Return the folder of a run or an app's audit, and its one-page summary as HTML; ``UserError`` if neither."""
     if (audited := audit_folder_of(folder)) is not None:
         return audited, render_audit_brief(audited)
     run = read_run(folder)
@@ -94,7 +94,7 @@ def hashes_of(folder: Path, names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def render_audit_brief(folder: Path) -> str:
-    """Render the brief of an app's audit as HTML, with figures recomputed from counts."""
+    """Render the one-page summary of an app's audit as HTML, with rates recomputed from the saved counts."""
     from fl_privacy.report.audit_file import APP_DIGEST, PAGE, RECORD, WHOLE, read_audit  # noqa: PLC0415  (PyTorch)
 
     record = read_audit(folder)
@@ -321,10 +321,10 @@ BRIEF = "brief.html"
 
 
 def verified(place: Path, *, app: Path | None = None) -> tuple[str, list[str]]:
-    """Recompute the figures and the brief of a run or an audit, and compare both with the files in its folder.
+    """Recompute the figures and the brief (a one-page summary) of a run or an audit, and compare both with the files.
 
-    ``place`` is the folder, or the brief in it; files of the folder ``app`` are compared with the audited app's digest.
-    Return the names of the compared files, and a line for each difference; ``UserError`` for damaged files.
+    ``place``: folder, or the brief in it. ``app``: folder whose digest is compared with the audited app's. Return the
+    names of the compared files, and a line for each difference; ``UserError`` for damaged files.
     """
     from fl_privacy.report.audit_file import APP_DIGEST, RECORD, plain_app, read_audit  # noqa: PLC0415  (PyTorch)
 

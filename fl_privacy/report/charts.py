@@ -74,8 +74,8 @@ def line_chart(
     """Draw curves over a common axis; ``alt`` describes the chart to those who don't see it.
 
     ``percent`` shows the share ``y`` in percent, from 0; ``log`` makes the axis of ``y`` logarithmic; ``faint`` draws
-    thin lines in one color. ``marks``: for each curve, the points (x, y) at a film's moments; the SVG ids of those at
-    moment N end in ``-moment-N``.
+    thin lines in one color. ``marks``: for each curve, a point (x, y) for each frame of an animation; the point of
+    frame N has an SVG id that ends in ``-moment-N``.
     """
 
     def place(x: float, y: float | None) -> tuple[float, float]:
@@ -102,7 +102,7 @@ def line_chart(
 def scatter_chart(
     points: Sequence[ChartPoint], *, x: str, y: str, alt: str, bound: float | None = None, bound_label: str = ""
 ) -> Markup:
-    """Draw labelled points with error bars, and a dashed line at ``bound``; points at infinity are triangles on top."""
+    """Draw labelled points with error bars, and a dashed line at ``bound``; infinite points are triangles on top."""
     top = top_of([point.y for point in points], bound)
 
     def draw(axes: Axes) -> None:
@@ -239,7 +239,7 @@ def draw_bound(axes: Axes, bound: float, label: str) -> None:
 
 
 def widen(axes: Axes) -> None:
-    """Widen narrow axes: x to ten percentage points, y to a quarter of its largest value. Call it when all is drawn."""
+    """Widen a finished plot's axes: x to at least ten percentage points, y to a quarter of its largest value."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     if (missing := LEAST_POINTS - (right - left)) > 0:
         beyond = max(0.0, right + missing / 2 - max(100.0, right))

@@ -83,7 +83,7 @@ def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
 
 
 def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float | None, ppc: PpcView | None = None) -> str:
-    """Render the page ``out`` that compares ``runs`` and recommends a defense with images below ``psnr_below`` dB."""
+    """Return the HTML that compares ``runs`` and recommends a defense; ``psnr_below``: see :func:`write_report`."""
     own, shared = names(runs)
     letters = [ascii_uppercase[k % 26] + (str(k // 26) if k >= 26 else "") for k in range(len(runs))]
     rows = [

@@ -1,4 +1,4 @@
-"""Show the attacked images, texts and table rows of a run on a page, in one picture, and as films."""
+"""Show a run's attacked images, texts and table rows on a page."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class ImageView:
 
 
 def views(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> tuple[list[ImageView], Iterator[ImageView]]:
-    """Return views of the best, median and worst image by PSNR, and an iterator over views of the first ``SHOWN``."""
+    """Return the page's data on the best, median and worst image by PSNR, and an iterator over the first ``SHOWN``."""
     adaptive = _adaptive_images(run)
     best = [_view(image, pairs, adaptive, rank) for rank, image in extremes(rank_by(run, IMAGE_METRIC))]
     return best, (_view(image, pairs, adaptive) for image in run.of_kind("image")[:SHOWN])
@@ -127,7 +127,7 @@ def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str
 
 
 def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
-    """Return an example's fields for a page: place, figures (known ``metrics``, then ``more``), label and failure."""
+    """Return the page's data that every example has: origin, ``metrics`` and phrases ``more``, label and failure."""
     right, certainty, place = record.get("label_correct"), record["certainty"], place_of(record, kind)
     label = "" if right is None else "label found" if right else "label wrong"
     if (taken := record.get("label")) is not None:
@@ -142,7 +142,7 @@ def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more
 
 
 def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
-    """Return the records of examples, most leaked first by ``metric_name`` (the higher value of both attackers)."""
+    """Return the results of all examples, most leaked first by a metric; of two attackers, the stronger counts."""
     adaptive = _adaptive_images(run)
     ranked = []
     for image in run.of_kind("image"):
@@ -154,7 +154,7 @@ def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
 
 
 def from_many(ranked: Sequence[Mapping[str, Any]], count: int, kind: str) -> list[Mapping[str, Any]]:
-    """Return ``count`` examples in the order of ``ranked``, from different clients first, then different uploads."""
+    """Return ``count`` examples in the order of ``ranked``, the best of different clients and uploads if possible."""
     chosen: dict[str, Mapping[str, Any]] = {}
     for of in (lambda one: one["client"], lambda one: one["id"], lambda one: place_of(one, kind)):
         for one in ranked:
@@ -178,7 +178,7 @@ def gallery_title(run: Run, kind: str) -> str:
 
 
 def caption(record: Mapping[str, Any], metrics: Sequence[str] = CAPTION, more: Sequence[str] = ()) -> str:
-    """Return a caption of known ``metrics`` and ``more`` figures, or the attack's loss if the original is unknown."""
+    """Return a caption with the measured ``metrics`` and phrases ``more``, or the attack's loss without an original."""
     if record.get("label") is not None and record.get("attack_loss") is not None:
         return f"The attacker's own loss {record['attack_loss']:.3g}"
     figures = [f"{title(name)} {metric(record[name], name)}" for name in metrics if record.get(name) is not None]
@@ -210,7 +210,7 @@ def _view(
 
 
 def place_of(image: Mapping[str, Any], kind: str = "image") -> str:
-    """Return client, victim and number of an example in words."""
+    """Describe the client, the upload and the number of an example in words; ``kind``: noun for the example."""
     names = [f"client {image['client']}", str(image["id"]).rpartition("/")[2].replace("-", " ")]
     return ", ".join([*dict.fromkeys(names), *([f"{kind} {image['image']}"] if image["image"] else [])])
 
@@ -229,7 +229,7 @@ class Piece:
 
 
 def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[dict[str, Any]]:
-    """Return views of the best, median and worst text of ``found`` by metric ``by``; of any three if all are equal."""
+    """Return the page's data on the best, median and worst text by metric ``by``; on any three if all are equal."""
     ranked = rank_by(run, by)
     if _equal(run, by):
         different = {place_of(record, "text"): record for record in reversed(ranked)}
@@ -258,7 +258,10 @@ def uncolored(tokens: Sequence[str]) -> list[Piece]:
 
 
 def text_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> dict[str, Any]:
-    """Return the view of an attacked text: tokens of the original (empty if unknown) and of guesses in ``found``."""
+    """Return the page's data on an attacked text: tokens of the original (empty if unknown) and of the guesses.
+
+    ``record``: the text's results. ``found``: original and guesses by victim and text. ``rank``: such as ``Best``.
+    """
     sentence = found.get((record["id"], record["image"]), Sentence(None))
     original = sentence.original
     return {
@@ -276,7 +279,7 @@ _RANKS = ("Best", "Second", "Third")
 
 
 def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[dict[str, Any]]:
-    """Return views of three rows in ``found`` with many right cells, of different clients and uploads if possible."""
+    """Return the page's data on three rows with many right cells, from different clients and uploads if possible."""
     ranked = rank_by(run, TABLE_METRIC)
     shown = from_many(ranked, 3, "row")
     ranks = _RANKS if shown == ranked[:3] and not _equal(run, TABLE_METRIC) else ("", "", "")
@@ -284,7 +287,7 @@ def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[dict[s
 
 
 def best_rows_in_words(run: Run) -> str:
-    """Describe how many cells guesses without the update get right, and how :func:`best_rows` chose its rows."""
+    """Describe how :func:`best_rows` chose its rows, and how many cells guesses from public data alone get right."""
     shown, said = from_many(rank_by(run, TABLE_METRIC), 3, "row"), []
     if found := [r["control_cells"] for r in run.of_kind("image") if r.get("control_cells") is not None]:
         share = metric(sum(found) / len(found), TABLE_METRIC)
@@ -303,7 +306,10 @@ def _equal(run: Run, by: str) -> bool:
 
 
 def row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> dict[str, Any]:
-    """Return the view of an attacked row: name, original cell (``?`` if unknown) and guessed cells of each column."""
+    """Return the page's data on an attacked table row: original (``?`` if unknown) and guessed cells of each column.
+
+    ``record``: the row's results. ``found``: original and guesses by victim and row. ``rank``: such as ``Best``.
+    """
     pair = found.get((record["id"], record["image"]), RowPair(None))
     original, control = pair.original, record.get("control_cells")
     without = [] if control is None else [f"a guess without the update: up to {metric(control, TABLE_METRIC)}"]
@@ -347,7 +353,7 @@ class Reel:
 
 @dataclass(frozen=True, kw_only=True)
 class Screening:
-    """Film of one attacker in one round, with several victims; ``moments``: shares of the iterations, in words."""
+    """Animation of one attacker's reconstructions of several victims in a round; ``moments``: its frames' captions."""
 
     title: str
     reels: Sequence[Reel]
@@ -358,7 +364,7 @@ class Screening:
 def films_of_run(
     run: Run, films: Mapping[Attacker, Sequence[Film]], pairs: Mapping[tuple[str, int], Pair | Sentence]
 ) -> list[Screening]:
-    """Return each attacker's film of the last filmed round; ``pairs`` hold the originals."""
+    """Return an animation of each attacker's reconstructions in its last recorded round; ``pairs``: the originals."""
     found = []
     for attacker, of_attacker in films.items():
         images = {(v["id"], v["image"]): v for v in run.of_kind("image", attacker)}

@@ -1,4 +1,4 @@
-"""Put a verdict into words: the first line of a page, its basis, and the terminal's summary."""
+"""Put a verdict into words for pages and the terminal."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +21,7 @@ from fl_privacy.types.modality import ROWS, TEXTS
 
 @dataclass(frozen=True)
 class Headline:
-    """A verdict in words."""
+    """A report's main conclusion, in words: how much the attacks reconstructed."""
 
     text: str  # reconstructed examples, attacker and uploads; the bound; or why nothing is known
     basis: str  # evidence and open questions, in sentences
@@ -265,7 +265,7 @@ def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
 
 
 def tried_in_words(verdict: Verdict, kind: str) -> str:
-    """Describe the attack: knowledge of the defense, budget, uploads of the same example, and image prior."""
+    """Describe the attack on a ``kind``, such as ``image``: knowledge of the defense, budget, uploads, image prior."""
     facts = verdict.facts
     server = observer(facts) if facts.server or facts.sites else "an honest-but-curious server"
     name = facts.attack or "the server's own reconstruction"

@@ -1,4 +1,4 @@
-"""Show the results of inference attacks (tables, ROC curves, a sentence), and checked claims of privacy."""
+"""Show results of inference attacks, and checked claims of privacy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHOWN_FROM = 1e-3  # smallest FPR on a ROC curve's axis, unless there are more n
 
 @dataclass(frozen=True)
 class MeasureTitle:
-    """Words for a measure: title and meaning of a column, and a phrase for the strongest result."""
+    """A report's words for a measure: title and meaning of its column, and a sentence about the largest leakage."""
 
     title: str
     meaning: str
@@ -72,7 +72,7 @@ class InferredView:
 
 
 def views_of(findings: Sequence[Finding]) -> list[InferredView]:
-    """Return a view of ``findings`` for each inferred kind of fact, such as membership."""
+    """Return a view for each inferred kind of fact, such as membership."""
     return [_view(about, findings) for about in dict.fromkeys(f.about for f in findings)]
 
 
@@ -121,7 +121,7 @@ def _view(about: str, every: Sequence[Finding]) -> InferredView:
 
 
 def roc_chart(findings: Sequence[Finding]) -> Markup:
-    """Draw ROC curves on logarithmic axes, with lines for chance and for the bound of differential privacy, if any."""
+    """Draw ROC curves on logarithmic axes, with lines for chance and, if any, differential privacy's bound."""
     first = findings[0]
     smallest = min(SHOWN_FROM, 1 / max(1, first.negatives))
 
@@ -149,12 +149,12 @@ def roc_chart(findings: Sequence[Finding]) -> Markup:
 
 
 def render_claims(records: Sequence[ClaimRecord], *, title: str) -> str:
-    """Render the page on the checked privacy claims ``records``."""
+    """Render the page on checked privacy claims."""
     return render("claims.html.j2", claims=records, title=title, first=records[0])
 
 
 def write_claims_page(records: Sequence[ClaimRecord], page: Path, *, title: str) -> Path:
-    """Write the page on the checked privacy claims ``records``; ``UserError`` if ``page`` is not writable."""
+    """Write the page on checked privacy claims; ``UserError`` if ``page`` is not writable."""
     expect_file_name(page)
     with writable(page):
         write_whole(page, render_claims(records, title=title))

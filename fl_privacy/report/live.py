@@ -1,4 +1,4 @@
-"""Show the progress of a run, or of all runs in a folder, on live pages."""
+"""Show the progress of runs on live pages."""
 
 import os
 import time
@@ -134,7 +134,7 @@ AT_ONCE = 10  # least interval between renderings of a page, in multiples of its
 
 @dataclass(eq=False)
 class WatchedFolder:
-    """Pages of a folder with one run or many, rendered on request and cached; ``UserError`` if there is no folder."""
+    """Pages of a folder with one run or many, rendered on request; ``UserError`` if there is no folder."""
 
     folder: Path
     _kept: dict[str, tuple[object, float, str]] = field(default_factory=dict)

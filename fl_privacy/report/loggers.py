@@ -1,4 +1,4 @@
-"""Log a run's figures to TensorBoard, MLflow or Weights & Biases, none of which is required."""
+"""Log a run's figures to TensorBoard, MLflow or Weights & Biases."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def log_run(run: Run | Path | str, to: Any) -> int:
 
     Figures are test accuracy, losses and epsilon, and for each attacker the reconstructed share, its upper 95 % bound,
     and the mean of the main metric. ``to`` is ``SummaryWriter`` of TensorBoard or tensorboardX, the module ``mlflow``,
-    or the result of ``wandb.init``; or ``tensorboard:FOLDER``, ``mlflow``, ``wandb``, which start a run if none is
-    active. ``UserError`` without a run or logger, or if the logger's package is missing.
+    or the result of ``wandb.init``; or ``tensorboard:FOLDER``, ``mlflow``, ``wandb``. ``UserError`` without a run or
+    logger, or if the logger's package is missing.
     """
     found = run if isinstance(run, Run) else read_run(Path(run))
     scalars = list(scalars_of(found))

@@ -18,9 +18,9 @@ _BEYOND = 0.01  # rounding error of pixels outside [0, 1]
 def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None) -> Image.Image:
     """Return a picture of reconstructions in a row, below their ``originals`` (B, C, H, W) if given.
 
-    Guesses are matched to originals as in metrics. Originals are a tensor, a NumPy array or a :class:`Batch`; gray
-    images may be (B, H, W). Inputs outside [0, 1] are scaled by their range; volumes (B, C, D, H, W) show their middle
-    slice. ``UserError`` if an attack failed, or the inputs are no images.
+    Originals are a tensor, a NumPy array or a :class:`Batch`; gray images may be (B, H, W). Inputs outside [0, 1] are
+    scaled by their range; volumes (B, C, D, H, W) show their middle slice. ``UserError`` if an attack failed, or the
+    inputs are no images.
     """
     found = [found] if isinstance(found, Reconstruction) else found
     batches = []
@@ -53,7 +53,7 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
 
 
 def _below(originals: Tensor, guesses: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return ``guesses`` in the order of ``originals``, white if missing, matched within batches of ``sizes``."""
+    """Return ``guesses`` in the order of the ``originals`` they match, else white; ``sizes``: sizes of the batches."""
     if originals.shape[1:] != guesses.shape[1:]:
         return guesses
     sizes = list(sizes) if sum(sizes) == len(originals) else [len(guesses)]

@@ -28,7 +28,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 
 def render(template: str, *, live: bool = False, script: str | None = None, **values: Any) -> str:
-    """Render ``template`` with escaped ``values``; ``live`` allows a frame with progress, and ``script`` is inlined."""
+    """Render ``template`` with escaped ``values``; ``live`` allows a progress frame, ``script`` is a file to inline."""
     policy, program = CONTENT_SECURITY_POLICY + "; frame-src 'self'" * live, Markup("")
     if script is not None:
         program = Markup((TEMPLATES / script).read_text(encoding="utf-8"))
@@ -82,7 +82,7 @@ def _unbroken(show: Callable[..., str]) -> Callable[..., str]:
 
 @contextmanager
 def writable(page: Path, instead: str = "another place with --out") -> Iterator[None]:
-    """Create the folder of ``page``. If that or a write in the context fails, ``UserError`` advises ``instead``."""
+    """Create the folder of ``page``; if a write in the context fails, raise ``UserError`` that suggests ``instead``."""
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         yield

@@ -40,7 +40,7 @@ class Findings:
 
 
 def render_search(found: Findings, *, data: str, model: str, seed: int) -> str:
-    """Render the HTML of a search for transformation policies; ``data`` and ``model`` are names."""
+    """Render the HTML of a search for transformation policies."""
     return render(
         "policy_search.html.j2",
         found=found,

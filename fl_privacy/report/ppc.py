@@ -52,7 +52,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Cap:
-    """Calibrated averaged performance (CAP of SPN's paper) of a defense over ``points`` strengths; higher is better."""
+    """Mean over ``points`` strengths of a defense's accuracy times distance (CAP of SPN's paper); higher is better."""
 
     mechanism: str
     distance: str
@@ -62,7 +62,7 @@ class Cap:
 
 
 def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
-    """Return a sample for each attacker and row of a trade-off, plus the worst cases of :func:`with_worst`."""
+    """Return accuracy and leakage of each defense setting (row) of a study, for each attacker and the strongest one."""
     found = []
     for row in rows:
         attacks = {cell.title: run for cell, run in row.attacks.items()}
@@ -83,7 +83,7 @@ def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
 def sample_of(
     leakages: Sequence[LeakageResult], accuracy: float | None, update_distortion: Mapping[str, Statistic], **named: Any
 ) -> Sample | None:
-    """Build a sample from an attacker's ``leakages`` and the fields ``named``; ``None`` if a figure is missing."""
+    """Build a :class:`Sample` from an attacker's results and the fields ``named``; ``None`` if a part is missing."""
     ratio, distances = update_distortion.get("signal_to_distortion"), distances_of(leakages)
     if accuracy is None or ratio is None or not distances:
         return None
@@ -91,7 +91,7 @@ def sample_of(
 
 
 def distances_of(leakages: Iterable[LeakageResult]) -> dict[str, float]:
-    """Return the least distance to the truth over ``leakages``, if measured, for each attack in ``DISTANCES``."""
+    """Return the smallest measured distance between reconstruction and original by its name in ``DISTANCES``."""
     measured: list[dict[str, float]] = []
     for leakage in leakages:
         found = {}
@@ -106,7 +106,7 @@ def distances_of(leakages: Iterable[LeakageResult]) -> dict[str, float]:
 
 
 def with_worst(samples: Sequence[Sample]) -> list[Sample]:
-    """Return ``samples``, plus a worst case for each training with several attackers: the least of their distances."""
+    """Return ``samples`` and, for each training with several attackers, one with the smallest distance among them."""
     met: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         met.setdefault((sample.training, sample.versus.attack), []).append(sample)
@@ -146,7 +146,7 @@ class PpcView:
 
 
 def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
-    """Build tables and charts of ``samples``; ``None`` if there are none."""
+    """Build tables and charts of accuracy over leakage from ``samples``; ``None`` if there are none."""
     if not samples:
         return None
     found = caps(samples)
@@ -206,7 +206,10 @@ def _curves(samples: Sequence[Sample], attack: str) -> dict[str, Markup]:
 
 
 def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distance: str, alt: str) -> Markup:
-    """Draw accuracy, distance and their product over log10(update / distortion + 1), as in SPN's Figure 5."""
+    """Draw accuracy, reconstruction distance and their product over log10(update / distortion + 1): SPN's Figure 5.
+
+    ``plain``, ``adaptive``: results of attacks without and with knowledge of the defense. ``distance``: axis label.
+    """
     blue, orange, *_ = SERIES
 
     def draw(axes: Axes) -> None:
@@ -238,10 +241,10 @@ NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE)
 
 
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
-    """Return a sample for each attacker of each defended run, plus the worst cases of :func:`with_worst`.
+    """Return the accuracy and leakage of each defended run, for each attacker and the strongest one.
 
-    The defense's strength is the setting with most values in ``runs``, the first declared if several have. Runs that
-    differ in other settings of the defense are different defenses; those that differ elsewhere, different attacks.
+    The defense's strength is the setting that takes the most values in ``runs``; of several such, the first declared.
+    Runs that differ in other settings of the defense are different defenses; others that differ, different attacks.
     """
     defended = [run for run in runs if not run.identity.undefended]
     found = []
@@ -300,10 +303,10 @@ PICTURED_OF_PAPER = 6  # most images in a row of a paper's picture
 
 
 def paper_view_of(run: Run) -> dict[str, Any] | None:
-    """Return the view of a paper's table for the page of ``run``; ``None`` unless ``run`` is the first of the table.
+    """Return the page's data on a paper's table that a study repeated; ``None`` unless ``run`` is the study's first.
 
-    ``printed``: whether the paper has figures of each column; ``orders``: column -> whether our 95 % intervals order
-    the lines as the paper does; ``strips``: rows of images as data URIs, without deleted runs.
+    ``printed``: whether the paper has values in each column; ``orders``: column -> whether our 95 % intervals order the
+    lines as the paper does; ``strips``: rows of images as data URIs, empty for deleted runs.
     """
     if (record := read_paper(run.path)) is None:
         return None

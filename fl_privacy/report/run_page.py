@@ -1,4 +1,4 @@
-"""Render the page of one run, or of the audit of a third-party Flower strategy."""
+"""Render the page of a run, or of a strategy's audit."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -95,7 +95,7 @@ def what_was_done(run: Run) -> str:
 
 
 def _reads_itself(run: Run) -> bool:
-    """Return whether the malicious server copies images from an upload, without an attack."""
+    """Return ``True`` if the malicious server copies images from an upload, so that no attack is needed."""
     section = run.identity.config.get("server")
     target = str(section.get("_target_", "")) if isinstance(section, Mapping) else ""
     known = target.startswith(("fl_privacy.malicious.", "fl_privacy.attacks.malicious."))
@@ -180,7 +180,7 @@ ROUNDS_SHOWN = 12  # most attacked rounds in an open table; more are drawn as a 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownVictims:
-    """Victims' data in a run's folder, by victim id and example number; empty if only figures were shared."""
+    """Originals and guesses in a run's folder, by victim id and example number; empty if only metrics were shared."""
 
     pairs: Mapping[tuple[str, int], Pair] = field(default_factory=dict)
     sentences: Mapping[tuple[str, int], Sentence] = field(default_factory=dict)
@@ -203,7 +203,7 @@ class ShownVictims:
 
 
 def _audited(run: Run, verdict: Verdict) -> Any:
-    """Return the record of a strategy's audit; importing locally keeps other pages from loading PyTorch."""
+    """Return the record of the audit with this ``verdict``; imported here, so that other pages need no PyTorch."""
     from fl_privacy.report.audit_file import read_captured  # noqa: PLC0415
     from fl_privacy.report.audit_page import audit_of_run  # noqa: PLC0415
 

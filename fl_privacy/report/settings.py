@@ -1,4 +1,4 @@
-"""Summarize configurations and their differences, a defense's change to updates, and its cost."""
+"""Summarize configurations, their differences, and a defense's cost."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def telling_settings(run: Run) -> dict[str, str]:
 
 
 def names(runs: Sequence[Run]) -> tuple[list[str], str]:
-    """Return the options of each run that differ between ``runs`` (or its label), and the options that all share."""
+    """Return the options that differ between ``runs`` for each run (else its label), and the options that all share."""
     options = {group: [chosen(run, group) for run in runs] for group in GROUPS}
     varying = [group for group, taken in options.items() if len(set(taken)) > 1]
     same = {group: taken[0] for group, taken in options.items() if group not in varying}
@@ -139,5 +139,5 @@ FIGURES = tuple(
 
 
 def figures_of(*costs: HasCost) -> list[Figure]:
-    """List the figures that any of the runs recorded."""
+    """Return the columns of cost, such as time or traffic, for which any of the runs recorded a value."""
     return [figure for figure in FIGURES if any(figure.statistic(cost) for cost in costs)]

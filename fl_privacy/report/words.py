@@ -1,4 +1,4 @@
-"""Format figures for pages, and explain their technical words in plain ones."""
+"""Format figures for pages, and explain technical words."""
 
 import math
 import re
@@ -22,7 +22,7 @@ def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def with_words(page: str) -> str:
-    """Insert a folded glossary of the terms on ``page`` in place of ``MARK``; without a ``MARK``, return ``page``."""
+    """Insert a folded glossary of the terms on ``page`` in place of ``MARK``, if there is one."""
     if MARK not in page:
         return page
     words = glossary_of([_MARKUP.sub(" ", page)])
@@ -45,7 +45,7 @@ def points(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Format a time in milliseconds, seconds, minutes or hours."""
+    """Format a time, given in seconds, in ms, s, min or h; ``None`` gives a dash."""
     if value is None:
         return MISSING
     if 0 < value < 0.1:
@@ -85,7 +85,7 @@ def metric(value: float | None, name: str) -> str:
 
 
 def below(upper: float, mean: float, name: str) -> str:
-    """Describe the 95 % bound ``upper`` of a metric's mean; empty if it adds nothing to ``mean`` or the range."""
+    """Return ``(95 % sure: below UPPER)`` for a metric's mean; empty if it rounds to the mean or the largest value."""
     largest = LARGEST_PSNR if name == IMAGE_METRIC else METRICS[name].range[1] if name in METRICS else math.inf
     shown = metric(upper, name)
     if not math.isfinite(upper) or upper >= largest or shown in (metric(largest, name), metric(mean, name)):
@@ -94,7 +94,7 @@ def below(upper: float, mean: float, name: str) -> str:
 
 
 def interval(statistic: Statistic, name: str) -> str:
-    """Format a mean's 95 % confidence interval in brackets, without unit; if unknown, the median or a dash."""
+    """Format a mean's 95 % interval in brackets, without unit; if unknown, the median, or a dash for few groups."""
     show: Callable[[float], str] = METRICS[name].digits if name in METRICS else decimals
     if statistic.ci95 is None:
         return MISSING if statistic.groups < LEAST_SPLIT else f"median {show(statistic.median)}"

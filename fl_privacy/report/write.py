@@ -45,13 +45,13 @@ def write_report(
     """Write and return one HTML page on one or many runs; a page with images is readable only by its owner.
 
     A single run gets ``<run>/report.html`` and ``<run>/pictures/reconstructions.png``, several get ``comparison.html``
-    next to the first one. ``UserError`` without runs, if ``out`` is not writable, or if no run has what ``cap`` needs.
+    next to the first one. ``UserError`` without runs, if ``out`` is not writable, or if no run can be used for ``cap``.
 
     Args:
         out: other path of the page; its folder is created.
-        psnr_below: dB that no image may reach behind a recommended defense.
+        psnr_below: PSNR in dB that no image reconstructed under a recommended defense may reach.
         cap: ``True`` adds SPN's curves of accuracy over leakage by strength (PPC) and their mean (CAP), also in
-            ``<page>_cap.json``.
+            ``<page>_cap.json``; it needs runs that defended, trained and were attacked.
     """
     if not run_dirs:
         raise UserError("The folders of one or more runs are expected, but got none; name what `fl-privacy run` wrote.")
@@ -78,7 +78,7 @@ def write_report(
 
 
 def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: float | None = None) -> Path:
-    """Write the page of a sweep, with its figures as JSON next to it; ``psnr_below``: dB that no image may reach."""
+    """Write the page of a sweep, with its results as JSON next to it; ``psnr_below``: see :func:`write_report`."""
     rows = read_study(entries)
     with writable(page, "another place with out=FOLDER"):
         write_whole(page, render_trade_off(rows, page, psnr_below=psnr_below))
@@ -88,7 +88,7 @@ def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: fl
 
 
 def trade_off_in_words(entries: Sequence[StudyEntry], *, psnr_below: float | None = None) -> str:
-    """Recommend a defense of a sweep in a few sentences; no image may reach ``psnr_below`` dB behind it."""
+    """Recommend a sweep's defense in a few sentences; ``psnr_below``: see :func:`write_report`."""
     _, candidates = _asked_and_candidates(read_study(entries))
     headline = _headline(candidates, best_unread(candidates, psnr_below), psnr_below)
     return f"{headline}. {answer(candidates, psnr_below)}".strip()
@@ -170,7 +170,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyCurve:
-    """Curve of one attacker over a defense's strengths; ``series``: number of the color, ``None`` if undefended."""
+    """Curve of one attacker over a defense's strengths; ``series``: index of its color, ``None`` without a defense."""
 
     points: Sequence[ChartPoint]
     series: int | None

@@ -1,4 +1,1 @@
-"""Run whole experiments: train, intercept, attack, evaluate, report.
-
-``run.run_experiment`` and ``attack.attack_experiment`` build a ``setup.Setup`` from settings and fill a run's folder.
-"""
+"""Run whole experiments: train, intercept, attack, evaluate, report."""

@@ -1,4 +1,4 @@
-"""Compute what another site observes of a training, instead of the server or in addition to it."""
+"""Compute what another site observes of a training."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,11 +26,11 @@ SITE_NOTE = (
 def look_from_site(
     setup: Setup, server: Server, interceptor: Interceptor
 ) -> tuple[Audit, Callable[[Round], Iterator[Observation]]]:
-    """Set up attacking sites: return the uploads to intercept, and a function from a round to the sites' observations.
+    """Prepare an attack by clients (sites) that compute others' uploads from the global models and their own uploads.
 
-    The sites are attacking clients. They know their own uploads, each global model and perhaps numbers of examples, and
-    compute other clients' uploads from these. ``UserError`` if ``threat_model.differences`` is set with uploads of
-    weights or with inference attacks.
+    Return the uploads to intercept, and a function that yields the sites' observations after each round. With
+    ``threat_model.differences``, sites compute single uploads from the means of several rounds; ``UserError`` for
+    uploads of weights or inference attacks.
     """
     sites, numbers = frozenset(setup.config.sites), dict[int, int]()
     known, differences = setup.config.threat_model.knows_numbers, setup.config.threat_model.differences
@@ -84,9 +84,9 @@ def seen_next_to(
 ) -> list[tuple[Observation, Sequence[VictimId]]]:
     """Return the means of other sites' uploads that one site can compute, each with the ids of the uploads in the mean.
 
-    The uploads are taken in groups of ``sites``, as if each were a round, and a group's last is the computing site's.
+    Every ``sites`` uploads stand for a round, and the last of them is that of the site that computes the mean.
     ``rule``: how the server makes the global model. Left out are uploads of several steps from more than two sites, and
-    those of later rounds if the server's optimizer is Adam or Yogi. At most ``MOST_BY_SITES`` means are returned.
+    later rounds if the server's optimizer is Adam or Yogi. At most ``MOST_BY_SITES`` means are returned.
     """
     found = list[tuple[Observation, Sequence[VictimId]]]()
     ordered = sorted(observations, key=lambda o: (o.id.round, o.id.probe or 0, o.id.client))

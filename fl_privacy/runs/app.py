@@ -100,12 +100,12 @@ def report_app(
     jobs: int | None = None,
     candidates: int = MOST,
 ) -> str:
-    """Attack suitable updates, write the page, and return one line on the result.
+    """Attack captured updates of an app, write the report into ``folder``, and return one line on the result.
 
-    ``attack=None`` attacks none. ``jobs``: parallel processes. ``candidates``: number of distractor images.
+    ``attack=None`` attacks none. ``name``: attack's name. ``candidates``: most distractor images.
     """
     started, captured = time.perf_counter(), app.captured
-    chosen, truth, said = _worth_attacking(app, changes=attack is not None)
+    chosen, truth, said = _worth_attacking(app, typical_rates=attack is not None)
     wrong = [f"Went wrong: {problem}." for problem in app.record.problems[:5]]
     described = describe_app(app.observations, captured.defense, app.found, captured.defenses)
     folder.write_environment(seed=seed)
@@ -171,11 +171,11 @@ def _attack_as_server_and_site(
     write_audit(folder.path, replace(record, captured=replace(record.captured, site=(counts, sites))))
 
 
-def _worth_attacking(app: CapturedApp, *, changes: bool) -> tuple[Sequence[Observation], KnownImages, list[str]]:
-    """Return the uploads to attack (captured or, if none, made by the server), their originals, and page notes."""
+def _worth_attacking(app: CapturedApp, *, typical_rates: bool) -> tuple[Sequence[Observation], KnownImages, list[str]]:
+    """Return the uploads to attack (captured, or made by the server if none suits), their images, and report notes."""
     truth = app.truth()
     chosen, said = worth_attacking(app.observations, every=app.every)
-    if app.captured.rates_estimated and changes:
+    if app.captured.rates_estimated and typical_rates:
         chosen = at_typical_rates(chosen)
     if not chosen and (own := rehearsed(app.observations, truth, app.victims)):
         images = truth.first(app.victims)
@@ -238,7 +238,7 @@ def worth_attacking(
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Return undefended one-step uploads that the server makes of ``number`` images with each round's model."""
+    """Compute undefended one-step uploads of ``number`` images of ``truth``, with each round's model."""
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):
@@ -263,9 +263,10 @@ def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: i
 def describe_app(
     observations: Sequence[Observation], defense: Description, found: Counter[str], defenses: Mapping[int, Description]
 ) -> list[str]:
-    """Return sentences on the threat model, the model, single updates, and defenses that clients state.
+    """Return sentences for the report on the threat model, the model, the updates, and defenses that clients state.
 
-    ``found``: sentence -> number of updates. ``defense``: what most clients state; ``defenses``: what each states.
+    ``found``: sentence -> number of updates that it describes. ``defense``: what most clients state; ``defenses``: what
+    each states.
     """
     lines = [
         "The server is honest but curious: it follows the protocol and analyzes what it receives. The clients are those"

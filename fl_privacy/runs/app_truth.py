@@ -63,7 +63,7 @@ class KnownImages:
         return _as_batch(own) if len(own) == number else None
 
     def _drawn_anew(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
-        """Draw a probe's images again with its seed; ``None`` unless their fingerprints are ``wanted``."""
+        """Repeat the seeded draw of a probe's images; return ``None`` unless their fingerprints are ``wanted``."""
         if victim.probe is None or (self.data is None and self.of_client is None):
             return None
         with streams_put_back():
@@ -89,7 +89,7 @@ class KnownImages:
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
-        """Return the indices in ``partition`` (``None``: in all data) of known images behind the probes ``victims``."""
+        """Return the indices of the images in the probes ``victims``: in a client's ``partition``, or in all data."""
         found = set[int]()
         for victim in victims:
             if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):

@@ -1,4 +1,4 @@
-"""Attack uploads without training: of fresh or given weights, or captured from a run or a third-party app."""
+"""Attack uploads without a training: new ones, or those captured from a run or a third-party app."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ from fl_privacy.types.victim_ids import Attacker
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
-    """Attack uploads as ``config`` says, without training; return the run's folder.
+    """Attack captured or new uploads without a training; return the run's folder.
 
     ``UserError`` if ``config`` names no attack.
     """
@@ -231,7 +231,7 @@ def expect_of(setup: Setup, observation: Observation) -> None:
 
 
 def as_captured(config: RunSettings) -> RunSettings:
-    """Return ``config`` with data, model and clients of the captured run; ``UserError`` if its files were changed."""
+    """Return ``config`` with data, model and clients of the run that it attacks; ``UserError`` if its files changed."""
     folder = Path(str(config.captured))
     run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
     if run is None:
@@ -252,7 +252,7 @@ def as_captured(config: RunSettings) -> RunSettings:
 
 
 def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
-    """Raise ``UserError`` if the user gave one of ``keys`` another value than the captured run fixes."""
+    """Raise ``UserError`` if ``keys`` differ in ``config`` from the run whose captured uploads it attacks."""
     if config.captured is None or app_captures(config.captured) is not None:
         return
     found = as_captured(config)

@@ -174,9 +174,9 @@ def update_distortion(
 ) -> tuple[distortion.UpdateDistortion, Mapping[str, float]]:
     """Measure how far the defense moved an intercepted update from the undefended one.
 
-    For an update of one example to a model that begins with a fully connected layer, also return figures of the linear
-    equations for the input: ``condition`` with all rows; ``contraction``, ``error_bound`` and ``solvable`` (1 or 0)
-    with the one row whose uploaded bias gradient is largest. Otherwise the mapping is empty.
+    For an update of one example to a model that begins with a fully connected layer, also return how well its gradients
+    determine the input (see ``LinearSystem``): ``condition`` from all rows; ``contraction``, ``error_bound`` and
+    ``solvable`` (1 or 0) from the row with the largest uploaded bias gradient. Otherwise the mapping is empty.
     """
     clean, seen = replace(observation, upload=truth.replay(observation).undefended()).update(), observation.update()
     alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)

@@ -24,16 +24,16 @@ MOST_PUBLIC = 5000  # most public images by default
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackerKnowledge:
-    """Knowledge of the plain attacker and of the adaptive one, which attacks the same victims afterwards.
+    """Knowledge of the plain attacker, which ignores the defense, and of the adaptive one, which may know it.
 
     Attributes:
-        same_data: returns the name of a victim's examples; see :func:`data_names`.
-        labels: returns the labels of the client's loss, mixed if the defense mixed them; ``None`` if not known.
-        public: labelled examples of the same domain as the clients' data.
+        same_data: function from a victim to the name of its examples; see :func:`data_names`.
+        labels: returns the labels of the client's loss, perhaps mixed by the defense; ``None`` if not known.
+        public: labelled examples like the clients'.
         defense: public description of the defense; ``None`` if no attacker knows it.
-        defenses: client -> description of its defense, if it differs from ``defense``; may be empty.
+        defenses: client -> description of its defense, if it differs from ``defense``.
         lengths: returns the lengths of texts; ``None`` if not known.
-        remembers: ``True`` starts an attack from the last result on the same examples (attack.start=previous).
+        remembers: ``True`` starts an attack from the last result on the same examples.
     """
 
     same_data: Callable[[VictimId], str | None]
@@ -84,10 +84,10 @@ class AttackerKnowledge:
 
 
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
-    """Return a function from a victim to the name of its examples, the same in each round; ``None`` if they change.
+    """Return a function that gives victims (uploads) of the same examples the same name.
 
-    Examples change if a client trains on a part of its data, or augmentation or a defense redraws images. Mixed images
-    count as unchanged, since each mixture contains the same image.
+    The name is ``None`` if examples change between rounds: a client trains on a part of its data, or augmentation or a
+    defense redraws images. Mixed images count as unchanged, since each mixture contains the client's image.
     """
 
     def same_data(victim: VictimId) -> str | None:
@@ -106,10 +106,10 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 def side_information_of(
     threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
 ) -> SimulatedSideInformation | None:
-    """Build the source of what attackers know besides the protocol: features, or substitutes for private layers.
+    """Build the source of features (a module's outputs) or of stand-ins for private layers that attackers know.
 
-    ``None`` if attackers know neither. ``UserError`` if ``threats.features_at`` names no module, or is set without
-    known features.
+    ``None`` if they know neither. ``UserError`` if ``threats.features_at`` names no module, or is set without known
+    features.
     """
     if (at := threats.features_at) is not None:
         if not threats.knows_features:

@@ -39,7 +39,7 @@ DEFENDERS = 1000  # most public examples that clients hold
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
-    """Return a mask (``examples``,) of ``number`` random examples that no client gets, fewer than ``examples``."""
+    """Return a boolean mask (``examples``,) of ``number`` random examples that no client gets."""
     if number >= examples:
         raise UserError(
             f"holdout is expected to be below {examples}, the number of training examples, but got {number};"
@@ -149,7 +149,7 @@ def clients_of(config: RunSettings) -> Mapping[int, Client]:
 
 
 def build_dataset(section: Mapping[str, Any]) -> Dataset:
-    """Build the data of ``section``; ``UserError`` if its target returns something else."""
+    """Build the data of ``section``; ``UserError`` unless its ``_target_`` returns a :class:`Dataset`."""
     return instantiate_as(Dataset, section, "data")
 
 
@@ -172,7 +172,7 @@ def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
 
 
 def build_defense(section: Mapping[str, Any]) -> Defense:
-    """Build the defense of ``section``; ``UserError`` if its target returns something else."""
+    """Build the defense of ``section``; ``UserError`` unless its ``_target_`` returns a :class:`Defense`."""
     made = instantiate_as(Defense, section, "defense")
     return replace(made, parts=(replace(UNNAMED, name=called(CUSTOM, section)),)) if made.parts == (UNNAMED,) else made
 
@@ -226,7 +226,7 @@ _MOST_OF_PRIOR = 1000  # number of public images, from the first, whose pixels a
 def build_metrics(
     bpki: BpkiSettings, evaluator: str | None, dataset: Dataset, public: LabelledExamples
 ) -> dict[str, MetricFunction]:
-    """Build the metrics that depend on settings, by name: ``bpki``, and ``noise_ratio`` if ``evaluator`` is set."""
+    """Build metrics by name: ``bpki``, with ``public`` images as prior, and ``noise_ratio`` if ``evaluator`` is set."""
     register_plugin_metrics()
     known = None
     if bpki.prior is not None:
@@ -267,7 +267,7 @@ def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
 
 
 def build_plan(section: Mapping[str, Any], model: Mapping[str, Any]) -> LocalPlan:
-    """Build the clients' local plan; if ``model`` has adapters, only these and the head are trained."""
+    """Build the settings of clients' training; if ``model`` has adapters, only these and the head are trained."""
     settings = plain_settings(section)
     adapted = model.get("lora_rank") is not None or model.get("peft") is not None
     if adapted and not (settings.get("trained") or settings.get("frozen")):
@@ -302,7 +302,7 @@ def build_parts(
 def prepared_client(
     config: RunSettings, plan: LocalPlan, dataset: Dataset, model: nn.Module, examples: LabelledExamples | None = None
 ) -> Client:
-    """Build client 0 of ``config`` with a prepared defense and all of ``examples`` (default: training split)."""
+    """Build client 0 with all of ``examples`` (default: training split), and prepare its defense for model and data."""
     defense, examples = build_defense(config.defense), dataset.train if examples is None else examples
     prepare_defense(defense, dataset, model)
     return Client(
@@ -365,7 +365,7 @@ def build_inferences(settings: Mapping[str, Any]) -> dict[str, Inference]:
 
 
 def with_adaptive(inferences: Mapping[str, Inference]) -> dict[str, Inference]:
-    """Return ``inferences``; add to each attack on attributes an attack that knows the defense."""
+    """Return ``inferences`` and, for each attribute inference, also its variant that knows the defense."""
     found = dict(inferences)
     for name, inference in inferences.items():
         if isinstance(inference, AttributeInference) and not inference.adaptive:

@@ -117,7 +117,7 @@ class CanaryStage:
         return derive_generator(self.setup.config.seed, "canaries", *names)
 
     def _drawn(self, like: Tensors) -> tuple[Tensor, Tensor]:
-        """Return random coordinates (s,) of updates, and directions (m, s) of m canaries there; drawn only once."""
+        """Return random coordinates (s,) of an update and, on these, unit vectors (m, s) of m canaries; drawn once."""
         if self._chosen is None:
             size, number = sum(value.numel() for value in like.values()), self.canaries.number
             places = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]
@@ -128,7 +128,7 @@ class CanaryStage:
         return self._chosen
 
     def _by_clients(self, sent: Observation) -> Tensor:
-        """Return the scores (m,) of m canary clients: some take part and upload their direction, the others zeros."""
+        """Return the scores (m,) of made-up clients (canaries): some upload a secret direction, the others zeros."""
         places, directions = self._drawn(sent.upload.tensors)
         # count the sorted coordinates in each array
         ends = torch.tensor([value.numel() for value in sent.upload.tensors.values()]).cumsum(0)
@@ -147,7 +147,7 @@ class CanaryStage:
         return scores
 
     def _by_examples(self, sent: Observation) -> Tensor:
-        """Return the scores (m,) of m canary examples; some take part and add their gradients to a client's steps."""
+        """Return the scores (m,) of made-up examples (canaries), some of which add gradients to a client's steps."""
         client, like, norm = self.setup.first, sent.upload.tensors, clip_norm_of(self._defense) or 1.0
         places, directions = self._drawn(like)
         rng, examples = self._rng("sampling", sent.id.round), len(client.indices)

@@ -31,7 +31,7 @@ _AT_ONCE = 256  # images converted to floats at a time
 
 @dataclass(frozen=True, eq=False)
 class SummedReplay:
-    """Replays of several uploads, of which the attacker observes only the mean."""
+    """Recomputed uploads of several clients, of which the attacker observes only the mean."""
 
     each: Sequence[Replay]
 
@@ -66,9 +66,9 @@ def as_wide(batches: Sequence[Batch]) -> list[Batch]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroundTruth:
-    """Looks up victims in the simulated clients' data, and replays their uploads; attackers see neither.
+    """Looks up the examples behind simulated clients' uploads, and recomputes these uploads; attackers see neither.
 
-    ``batch_size``: examples of a probe. ``behind``: returns the ids of the clients whose mean is the victim's upload.
+    ``batch_size``: examples of a probe. ``behind``: function from an upload to the ids of the clients averaged in it.
     ``states``: states of the clients at the time of the upload.
     """
 
@@ -79,7 +79,7 @@ class GroundTruth:
     _replays: dict[VictimId, Replay | SummedReplay] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch:
-        """Return the examples behind ``victim``, or the client's images nearest to a defense's replacements."""
+        """Return the examples behind ``victim``, or the client's images nearest to the substitutes of a defense."""
         batches = []
         for number in self.behind(victim):
             client, own = self.clients[number], replace(victim, client=number)
@@ -88,7 +88,7 @@ class GroundTruth:
         return together(batches)
 
     def replay(self, observation: Observation) -> Replay | SummedReplay:
-        """Return the cached replay of an upload, with the model's inputs and the undefended update."""
+        """Recompute an upload (cached), with the inputs that the model got and the update before the defense."""
         id = observation.id
         if any(known.round != id.round for known in self._replays):
             self._replays.clear()
@@ -108,7 +108,7 @@ class GroundTruth:
 
 
 def sees_other_images(defense: Defense, plan: LocalPlan, uploads: str) -> bool:
-    """Return whether in ``uploads`` (``probe`` or ``update``) the model sees other images than the originals."""
+    """Return whether a defense or augmentation changes images before uploads (``probe`` or ``update``) are computed."""
     augmented = plan.augments if uploads == "update" else plan.augment_probes
     return bool(defense.examples or defense.data) or augmented
 
@@ -128,7 +128,7 @@ def _nearest(client: Client, batch: Batch) -> Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class SummedProbes:
-    """Probes that the attacker (a server behind SecAgg+, or another site) sees only as means over clients.
+    """Probes (extra uploads for the attack) that a server with SecAgg+, or another site, sees as means over clients.
 
     ``clip``: bound of an update's values under SecAgg+, which rounds them to ``levels`` levels; else ``None``.
     """
@@ -144,9 +144,9 @@ class SummedProbes:
 
     @classmethod
     def of(cls, config: RunSettings, own: tuple[Client, ...], server: ServerPlan) -> "SummedProbes | None":
-        """Return the probes' sums if the sites ``own`` attack or SecAgg+ is on, else ``None``.
+        """Return the probes as means if clients (``own``) attack or SecAgg+ is on, else ``None``.
 
-        ``UserError`` if a sum has a single client.
+        ``UserError`` if a mean has a single client.
         """
         section, size = config.secure_aggregation, config.batch_size
         clip, levels = (float(section["clip"]), int(section["levels"])) if section["name"] == "secagg" else (None, 0)
@@ -182,13 +182,13 @@ class SummedProbes:
 
     @property
     def rounding(self) -> float:
-        """Return the largest standard deviation of the mean's error due to random rounding; 0 without SecAgg+."""
+        """Return an upper bound on the standard deviation of SecAgg+'s rounding error in the mean; 0 without it."""
         return 0.0 if self.clip is None else float(self.clip / self.levels / self.clients**0.5)
 
     def mean_of_clients(
         self, client: Client, state: ClientState, sent: ModelState, *, round: int, probe: int
     ) -> Upload:
-        """Return the mean update that the attacker observes as number ``probe``; ``client`` stands for all clients."""
+        """Return the mean of all clients' uploads in probe number ``probe``; ``client`` stands for each of them."""
         uploads = self._uploads(client, state, sent, round, probe)
         if self.own:
             known, sites = dict(enumerate(uploads)), range(self.clients, len(uploads))
@@ -202,10 +202,10 @@ class SummedProbes:
     def poisoned(
         self, client: Client, state: ClientState, sent: ModelState, aim: ModelState, *, round: int, probe: int
     ) -> ModelState:
-        """Return the global model after rounds in which the attacking sites move it towards ``aim``.
+        """Return the global model after rounds in which the attacking sites move it from ``sent`` towards ``aim``.
 
-        Their updates are scaled (model replacement, Bagdasaryan et al. 2020) up to ``WITHIN`` of the norm at which the
-        server excludes an update, estimated from a site's honest update.
+        Their updates are scaled (model replacement, Bagdasaryan et al. 2020) up to a share, ``WITHIN``, of the
+        estimated norm at which the server excludes an update.
         """
         plan, clients = client.plan, range(self.clients + len(self.own))
         server = Server(state=sent, local_plan=plan, plan=self.server, clients=clients, seed=self.seed)

@@ -26,10 +26,10 @@ PUBLIC = 5000  # most examples that the attacker holds, from the split without m
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InferenceQuestions:
-    """Examples queried by inference attacks, and the truth, which attacks never see.
+    """Examples that inference attacks are asked about, and the true answers, which attacks never see.
 
-    ``clients``: (C,) client of each membership query: a member's owner; for others a client with members of the same
-    class, so that class counts reveal nothing.
+    ``clients``: (C,) client that each membership question is about: a member's owner; for a non-member, a client with
+    members of the same class, so that class counts reveal nothing.
     """
 
     examples: Batch  # C examples, members first
@@ -122,7 +122,7 @@ def expect_attributes(setup: Setup) -> None:
 
 
 def rehearsing(setup: Setup, asked: InferenceQuestions) -> Client | None:
-    """Build the attacker's simulated client, which defends public examples as real clients defend theirs.
+    """Build a simulated client with which the attacker tries the clients' defense on public examples.
 
     ``None`` if the attacker knows no defense, the defense replaces examples, or public examples have no attributes.
     """

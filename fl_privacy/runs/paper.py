@@ -27,7 +27,7 @@ _ALONE = ("captured", "weights", "evaluator")  # settings with which a preset is
 
 @dataclass(frozen=True, kw_only=True)
 class PaperTable:
-    """A paper's table, which ``command`` fills; ``conf/papers.yaml`` explains the fields."""
+    """Table of a paper, reproduced by runs of ``command``; ``conf/papers.yaml`` explains the fields."""
 
     command: Command
     title: str
@@ -52,7 +52,7 @@ class PaperTable:
         return compose_run(merge_overrides(self.data[0], self.full, self.short, self.own, changes))
 
     def runs(self) -> dict[str, list[list[tuple[Command, RunSettings]]]]:
-        """Map each line of the table to its runs: for each strength, (command, settings) of training and attack."""
+        """Map each line of the table to runs: for each defense strength, (command, settings) to train and attack."""
         planned: dict[str, list[list[tuple[Command, RunSettings]]]] = {name: [] for name in self.lines}
         for name, changes in ((name, changes) for name, runs in self.lines.items() for changes in runs):
             planned[name].append([(self.command, self.settings(changes))])
@@ -82,9 +82,10 @@ def _tables() -> Mapping[str, Any]:
 
 
 def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None:
-    """Return the table of the paper's preset in ``overrides``; ``None`` if there is none, or it is changed.
+    """Return the published table that the preset ``experiment=`` in ``overrides`` reproduces.
 
-    ``UserError`` if ``paper=`` is wrong, or given without such a preset.
+    ``None`` without such a preset, or if other overrides change it. ``UserError`` if ``paper=`` is invalid or given
+    without the preset.
     """
     given = dict(zip(override_keys(overrides), overrides, strict=True))
     form, preset = (given.get(key, "").partition("=")[2] for key in (FORM, "experiment"))
@@ -105,7 +106,7 @@ def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None
 
 
 def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]) -> dict[str, Any]:
-    """Return the content of ``paper.json``: published figures of ``table`` next to those of the runs in ``folders``."""
+    """Return the content of ``paper.json``: the figures of ``table`` and of ``folders`` (line -> strengths -> runs)."""
     ours, printed = table.settings().plain(), compose_run(merge_overrides(table.full, table.own)).plain()
     fitting = [of for of in table.published if all(select(ours, key) in value for key, value in of["when"].items())]
     published = (fitting or table.published)[0]
@@ -139,7 +140,7 @@ def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]
 
 
 def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None) -> list[float | None]:
-    """Return [published, mean, low, high, number of values] of ``of``; low and high only for a single strength."""
+    """Return [published, mean, low, high, count] of the figure named ``of``; no low and high for several strengths."""
     found = [statistic for runs in strengths if (statistic := _statistic(runs, of)) is not None]
     one = found[0] if len(strengths) == 1 and found else None
     ours = one or aggregate([each.mean for each in found])
@@ -148,7 +149,7 @@ def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None
 
 
 def _statistic(runs: Sequence[Run], of: str) -> Statistic | None:
-    """Return the statistic ``of``, from the training (first of ``runs``), the attack (last), or both (``cap``)."""
+    """Return the statistic ``of`` from the training (first run), the attack (last run), or their product (``cap``)."""
     accuracy, attacked, (kind, _, distance) = runs[0].summary.final_accuracy, runs[-1].summary.plain, of.partition(".")
     if kind not in ("accuracy", "cap"):
         return next((found for name in of.split() if (found := attacked.statistic(name))), None)

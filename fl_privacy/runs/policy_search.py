@@ -1,4 +1,4 @@
-"""Search transformation policies, scored on the configured data and model; an interrupted search resumes."""
+"""Search transformation policies on the configured data and model; an interrupted search resumes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ class SearchSettings:
 
 
 class PolicyScorer:
-    """Scores policies on data and models prepared once; ``semi_trained``: file of a trained model, made if missing."""
+    """Scores augmentation policies by privacy and accuracy; ``semi_trained``: file of the model, made if missing."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ SCORES, PAGE, SEMI_TRAINED = "scores.jsonl", "search.html", "semi_trained.safete
 
 
 def search_policies(settings: Mapping[str, Any], monitor: Monitor) -> Path:
-    """Search policies and return the folder; ``UserError`` if a setting is wrong or no policy is good enough."""
+    """Search augmentation policies, and return the folder of results; ``UserError`` if no policy is good enough."""
     config = read_section(SearchSettings, settings)
     plans = privacy, selection, _ = _plans_of(config)
     folder = _folder_of(config)

@@ -37,8 +37,8 @@ UNKNOWN = Privacy(statement=f"No differential privacy is claimed: {_UNKNOWN}.", 
 def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy:
     """Compute epsilon over the rounds for the worst-off client, or the reason why there is none.
 
-    Sampling of clients does not amplify privacy here, since the server sees who takes part. Choose ``delta`` in (0, 1)
-    below one over a client's number of examples.
+    Sampling of clients does not amplify privacy, since the server sees who takes part. Choose ``delta`` in (0, 1) below
+    one over a client's number of examples.
     """
     candidates = guarantees(setup, delta=delta, accountant=accountant)
     missing = candidates[0].missing
@@ -65,7 +65,7 @@ def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy
 
 
 def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Guarantee]:
-    """Return a guarantee for each pair of sampling rate and number of steps that no other pair exceeds in both."""
+    """Return the guarantees of clients at most risk: no other client has as high a sampling rate and as many steps."""
     server, plan = setup.server, setup.server.local_plan
     kinds = set()
     for client in setup.clients.values():
@@ -94,15 +94,15 @@ def rounds_taken_part(setup: Setup) -> Sequence[int]:
 
 
 def calibrated(config: RunSettings) -> RunSettings:
-    """Return ``config`` with noise that spends ``privacy.epsilon`` (then ``null``); unchanged without a budget."""
+    """Return ``config`` with the noise that just spends the budget ``privacy.epsilon``; unchanged without a budget."""
     changes = noise_for_budget(config)
     return config.changed(changes) if changes else config
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Return settings whose noise spends ``privacy.epsilon`` by the last round; empty without a budget.
+    """Return the settings, by key, whose noise spends ``privacy.epsilon`` by the last round; empty without a budget.
 
-    ``UserError`` if the defense gives no guarantee, or its noise is not proportional to a setting.
+    ``UserError`` if the defense gives no guarantee, or no single setting scales its noise.
     """
     done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:

@@ -52,9 +52,9 @@ def run_experiment(
     clients: ClientLocation = SIMULATED_CLIENTS,
     early: int | None = None,
 ) -> Path:
-    """Run ``config`` unless it has finished; return its folder. ``UserError`` if parts do not fit or clients fail.
+    """Run ``config`` unless it has finished; return its folder. ``UserError`` if settings do not fit or clients fail.
 
-    ``early``: number of a round after which the model is also kept.
+    ``early``: number of a round after which the global model is saved too.
     """
     if config.captured is not None:
         raise UserError(
@@ -138,7 +138,7 @@ def readers_of(
     privacy: Privacy,
     clients: ClientLocation,
 ) -> list[Reader]:
-    """Build the stages of a run that receive uploads, in order."""
+    """Build the parts of a run that receive intercepted uploads, in order; ``waiting``: uploads to attack later."""
     config, found = setup.config, list[Reader]()
     if config.intercept.save:
         found.append(CaptureWriter(folder.path / CAPTURES))
@@ -163,7 +163,10 @@ def train(
     privacy: Privacy,
     early: int | None = None,
 ) -> None:
-    """Run all rounds, and pass intercepted updates to ``readers``, whose errors do not stop the training."""
+    """Run all rounds, and pass intercepted updates to ``readers``, whose errors do not stop the training.
+
+    ``early``: round after which the model is saved too.
+    """
     server, device, interceptor = setup.server, setup.device, setup.interceptor()
     audit, means = hand_over(server, setup.server_attack, setup.audit, interceptor)
     seen: Callable[[Round], Iterator[Observation]] = lambda round: chain(round, means())  # noqa: E731

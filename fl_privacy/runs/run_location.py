@@ -83,7 +83,7 @@ Command = Literal["run", "attack"]
 
 @dataclass(frozen=True, eq=False)
 class RunLocation:
-    """Folder of a run, named after its choices and the hash of all settings."""
+    """Folder of a run, named after the chosen options, such as model and attack, and the hash of all settings."""
 
     command: Command
     config: RunSettings
@@ -97,7 +97,7 @@ class RunLocation:
         return Path(self.config.out) / folder_name(self._label, self.identified)
 
     def finished_before(self, monitor: Monitor) -> Path | None:
-        """Return the folder of a finished run after writing its page again; ``None`` if unfinished or ``overwrite``."""
+        """If the run finished and ``overwrite`` is not set, rewrite the page and return the folder; else ``None``."""
         if self.config.overwrite or not is_finished(self.path):
             return None
         same_code = read_environment(self.path).get("code") in (None, code_hash())
@@ -112,7 +112,7 @@ class RunLocation:
 
     @contextmanager
     def recording(self, monitor: Monitor) -> Iterator[RunFolder]:
-        """Yield the run's open folder (``finished`` if another process ran it), and write the run's page at the end."""
+        """Open the run's folder (``finished`` if another process ran it), yield it, and write its page at the end."""
         config = self.config
         try:
             opened = RunFolder.open_or_create(

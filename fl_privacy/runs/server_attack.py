@@ -23,7 +23,7 @@ EVERYBODY = -1  # client id if all are sent the same model
 
 
 def expect_named(section: Mapping[str, Any], group: str) -> None:
-    """Raise ``UserError`` unless ``section`` (settings without ``_target_``) has a name."""
+    """Raise ``UserError`` if ``section``, settings of an option of ``group`` without ``_target_``, has no ``name``."""
     if not isinstance(name := section.get("name"), str):
         raise UserError(f"{group}.name is expected to be text, but got {name!r}; leave it to {group}=NAME.")
 
@@ -31,9 +31,9 @@ def expect_named(section: Mapping[str, Any], group: str) -> None:
 def build_server_attack(
     section: Mapping[str, Any], public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
-    """Build a malicious server's attack; ``None`` for an honest server.
+    """Build a malicious server's attack from its settings; ``None`` for an honest server.
 
-    ``public``: images that the server holds. ``attacked``: images mixed with them if the attack infers membership.
+    ``public``: images that the server has; ``attacked``: images mixed with these if the attack infers membership.
     """
     if "_target_" not in section:
         expect_named(section, "server")
@@ -50,7 +50,7 @@ def build_server_attack(
 
 
 def expect_readable_sum(attack: ServerAttack | None, config: RunSettings) -> None:
-    """Raise ``UserError`` if ``attack`` needs mean updates, but ``config`` intercepts none, or clients send weights."""
+    """Raise ``UserError`` if ``attack`` uses mean updates, but ``config`` intercepts none or clients send weights."""
     if attack is None or not attack.reads_sum:
         return
     server, uploads = config.choices["server"], config.intercept.uploads
@@ -69,10 +69,11 @@ def expect_readable_sum(attack: ServerAttack | None, config: RunSettings) -> Non
 def hand_over(
     server: Server, attack: ServerAttack | None, audit: Audit, interceptor: Interceptor
 ) -> tuple[Audit, Callable[[], Iterator[Observation]]]:
-    """Make ``server`` send crafted models in the rounds of ``audit``, if it is malicious.
+    """Make a malicious ``server`` send crafted models in the rounds of ``audit``.
 
-    Return the replies to intercept, and a function to call after each round. If the attack needs only the mean of the
-    replies, the function yields it once for each attacked client, scaled to that client's number of examples.
+    Return the replies to intercept, and a function to call after each round. If the attack uses the mean of the
+    replies, the function yields that mean for each attacked client, scaled to its number of examples; else it yields
+    nothing.
     """
     of_means: list[Observation] = []
 
@@ -123,7 +124,7 @@ def _decay(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServerReading:
-    """Reconstructs images from replies to crafted models by the method of ``server``, or else by ``attack``."""
+    """Reconstructs images from replies to crafted models: by ``server``'s own method if it fits, else by ``attack``."""
 
     server: ServerAttack
     attack: ReconstructionAttack

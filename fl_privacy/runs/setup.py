@@ -46,7 +46,7 @@ VICTIM = 0  # attacked client if nobody trains
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setup:
-    """Parts of a run, an attack or a measurement."""
+    """Objects that a run, an attack or a measurement needs, built from its configuration."""
 
     config: RunSettings
     dataset: Dataset
@@ -99,7 +99,7 @@ class Setup:
         )
 
     def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
-        """Return the intercepted uploads of all probes, for the model ``sent`` or a malicious server's change of it."""
+        """Return the intercepted upload of each probe; clients get the model ``sent``, or a malicious server's one."""
         found: list[Observation] = []
         interceptor = self.interceptor()
         for probe in counted("victim", self.audit.probes):
@@ -127,7 +127,7 @@ class Setup:
         )
 
     def behind(self, victim: VictimId) -> Sequence[int]:
-        """Return the ids of the clients behind the upload ``victim``: one, or those in the mean that a site sees."""
+        """Return the ids of the clients behind the upload ``victim``: one, or those averaged if a site attacks."""
         if not self.config.sites or victim.probe is not None or self.config.threat_model.differences:
             return [victim.client]
         without = {*self.config.sites, *self.excluded.get(victim.round, ())}
@@ -199,7 +199,7 @@ class Setup:
         return None if texts is None else texts.vocabulary
 
     def assumed_knowledge(self) -> Knowledge:
-        """Return the strongest attacker's knowledge: placeholders in known fields, ``None`` in unknown ones."""
+        """Return which facts the strongest attacker knows: a placeholder for each known one, ``None`` for others."""
         given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
         public = min(MOST_PUBLIC, len(self.unattacked)) if given.public_images is None else given.public_images
         adaptive = given.knows_defense and self._described is not None
@@ -238,7 +238,7 @@ def build_setup(config: RunSettings) -> Setup:
 
 
 def build_untrained(config: RunSettings) -> Setup:
-    """Build a setup without training, of one client and perhaps a colluder; ``UserError`` if settings do not fit."""
+    """Build data, model, an untrained client and perhaps a colluding one; ``UserError`` if settings do not fit."""
     dataset, victims, batch_size = build.build_dataset(config.data), config.victims, config.batch_size
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":
@@ -280,7 +280,7 @@ def build_untrained(config: RunSettings) -> Setup:
 
 
 def server_of(config: RunSettings, clients: Mapping[int, Client]) -> Server:
-    """Build the server of ``clients`` at the initial values of ``config``."""
+    """Build the server for ``clients`` with the initial model, or with that of ``config.weights``."""
     first, rounds, every = next(iter(clients.values())), config.federation.rounds, config.evaluate_every
     state = public_state(first.model, first.defense)
     if config.weights:  # the block that a malicious server added is new

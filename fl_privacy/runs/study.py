@@ -1,4 +1,4 @@
-"""Plan the jobs of a study, each defense trained once and attacked in every cell, and write its results."""
+"""Plan the jobs of a study, and write its results."""
 
 import hashlib
 import importlib
@@ -66,7 +66,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPoint:
-    """Jobs of a defense at one strength."""
+    """Runs planned for one defense at one strength."""
 
     point: GridPoint
     trainings: Mapping[str, Job]
@@ -92,7 +92,7 @@ class StudyPlan(Generic[S]):
         return {_evaluator_file(self.out, self.study, name): own for name, own in self.study.evaluators.items()}
 
     def entries(self, problems: Mapping[str, str] | None = None) -> list[StudyEntry]:
-        """Return the result folders of each point; ``problems`` maps folder names of failed jobs to reasons."""
+        """Return the result folders of each defense and strength; ``problems``: folder of a failed job -> reason."""
         return [
             StudyEntry(
                 **vars(planned.point),
@@ -113,7 +113,7 @@ def plan_study(study: S) -> StudyPlan[S]:
 
 
 def write_plan(command: Command, configs: Sequence[RunSettings]) -> None:
-    """Write the names of the folders that ``command`` will fill, for the live page, if their jobs can start."""
+    """Write the names of the folders that ``command`` will fill, for the live page; skip invalid configurations."""
     planned: dict[Path, list[str]] = {}
     for config in configs:
         with suppress(UserError):
@@ -134,7 +134,7 @@ def _evaluator_file(out: Path, study: Study, training: str) -> Path:
 
 
 class _Composed:
-    """Composes the configurations of a study's jobs; shared parts are composed once, since Hydra is slow."""
+    """Composes the configurations of a study's jobs; shared parts are composed once."""
 
     def __init__(self, study: Study) -> None:
         main = study.training(study.points[0], next(iter(study.trainings)))
@@ -159,7 +159,7 @@ class _Composed:
 
 
 def read_problems(out: Path) -> dict[str, str]:
-    """Return the reasons why jobs failed last, by folder name."""
+    """Return why jobs of the study in ``out`` failed at their last attempt, by folder name."""
     found = read_json(path := out / PROBLEMS)
     if found is not None and not fits(found, dict[str, str]):
         raise UserError(f"{path} is expected to name a reason for each job, but does not; remove it.")
@@ -167,7 +167,7 @@ def read_problems(out: Path) -> dict[str, str]:
 
 
 def write_problems(out: Path, problems: Mapping[str, str]) -> None:
-    """Save ``problems`` for later pages."""
+    """Save why jobs failed (folder name -> reason), for pages that are written later."""
     if out.is_dir():
         write_whole(out / PROBLEMS, dump_json(dict(problems), indent=1))
 
@@ -209,12 +209,12 @@ def _planned(study: Study, point: GridPoint, composed: _Composed) -> PlannedPoin
 
 
 def find_entry(entry: str, strengths: Sequence[str]) -> tuple[list[GridPoint], str]:
-    """Return the grid points of the user's defense ``entry`` and the SHA-256 of its code; ``UserError`` if missing.
+    """Return the user's defense ``entry`` at each strength, and the SHA-256 of its code; ``UserError`` if missing.
 
     Args:
         entry: ``my_defense.py`` with one function that returns a ``Defense``, ``my_defense.py:function``,
-            ``package.module.function``, or the name of a plugin's option of ``defense=``.
-        strengths: ``defense.KEY=VALUE``, of which one may list several values.
+            ``package.module.function``, or the name of a registered defense.
+        strengths: overrides ``defense.KEY=VALUE``; one of them may list several values.
     """
     if entry in options("defense"):
         content = options("defense")[entry].read_bytes()
@@ -319,7 +319,7 @@ def write_benchmark(plan: StudyPlan[Track], measured: MeasuredBenchmark) -> Path
 
 
 def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> MeasuredTable:
-    """Build the table of the finished jobs of trade-off ``grid``; ``UserError`` for fewer than two trainings."""
+    """Build the table of the trade-off ``grid`` from finished jobs; ``UserError`` for fewer than two trainings."""
     study, entries = plan.study, plan.entries()
     rows = read_study(entries)
     asked = asked_of([finding for row in rows for finding in row.findings])
@@ -344,7 +344,7 @@ def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> 
 
 
 def write_sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> None:
-    """Write the table of a trade-off (``sweep_table``) next to its page; delete it if too few trainings finished."""
+    """Save the ``sweep_table`` of the trade-off ``grid`` next to its page; delete it if too few trainings finished."""
     file = plan.out / MEASURED
     try:
         write_tables(file, [sweep_table(plan, grid, overrides)])

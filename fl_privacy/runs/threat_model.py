@@ -1,4 +1,4 @@
-"""Describe a run's threat model in sentences, including the training data of an attack's image generator."""
+"""Describe a run's threat model in sentences."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -163,7 +163,7 @@ def _attacked(audit: Audit, others: int = 0) -> list[str]:
 
 @dataclass(frozen=True)
 class ClientLocation:
-    """Location of the clients and their data."""
+    """Whether clients are simulated, and whose data they train on."""
 
     simulated: bool = True  # ``True`` if their randomness is derived from the run's seed, not from secrets of their own
     own_data: bool = False  # ``True`` if they train on folders of their nodes, not on the run's data

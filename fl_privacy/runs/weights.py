@@ -63,7 +63,7 @@ class OpenSettingError(UserError):
 
 @lru_cache(maxsize=4)
 def client_of_folder(config: RunSettings, folder: str, client: int) -> Client:
-    """Build a client on a folder's images, a fifth for tests if none are set apart; may raise ``OpenSettingError``."""
+    """Build a client on the images in ``folder``; ``OpenSettingError`` if ``config`` lacks their size or classes."""
     settings = plain_settings(config.data)
     if open_still := [key for key in ("image_size", "channels", "classes") if settings.get(key) is None]:
         raise OpenSettingError(

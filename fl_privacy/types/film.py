@@ -45,7 +45,7 @@ def shots(moments: int) -> frozenset[int]:
 
 
 def frame(at: int, images: Tensor) -> Frame:
-    """Return a frame of the first of ``images`` (B, C, H, W), clamped to [0, 1], with sides of at most ``LARGEST``."""
+    """Return a snapshot of the first of ``images`` (B, C, H, W) after ``at`` iterations, at most 64 pixels a side."""
     from torch.nn.functional import interpolate  # noqa: PLC0415  (pages go without)
 
     image = images[:1].detach().clamp(0, 1).float().cpu()
@@ -73,7 +73,7 @@ def viewed_by(viewer: Viewer) -> Iterator[None]:
 
 
 def show_frames(take: Callable[[], Sequence[Snapshot]]) -> None:
-    """Pass the snapshots that ``take`` returns to the context's viewer; without a viewer, do not call ``take``."""
+    """Pass the snapshots that ``take`` returns to the current viewer; if none is set, do not call ``take``."""
     if (viewer := _viewer.get()) is not None:
         viewer(take())
 
@@ -84,7 +84,7 @@ def joined(first: Sequence[Snapshot], moments: int, then: Sequence[Snapshot]) ->
 
 
 def shortened(film: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
-    """Return at most ``FRAMES`` snapshots of a film, spaced like :func:`shots`, with the first and the last."""
+    """Return at most ``FRAMES`` snapshots of a film, denser at the beginning, with the first and the last."""
     film = list({each.at: each for each in film}.values())
     if len(film) <= FRAMES:
         return tuple(film)

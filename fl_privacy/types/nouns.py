@@ -79,19 +79,12 @@ class ModelState:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Upload:
-    """Everything that a client sends in a round.
+    """Everything that a client sends in a round."""
 
-    Attributes:
-        tensors: gradient, delta or weights by parameter name; missing names were withheld.
-        buffers: client's running batch-norm statistics, empty if the plan withholds them.
-        num_examples: number of examples behind the update, its weight in the server's mean.
-        rounding: standard deviation of the rounding error of secure aggregation; 0 without it.
-    """
-
-    tensors: Tensors
-    buffers: Tensors = field(default_factory=dict)
-    num_examples: int
-    rounding: float = 0.0
+    tensors: Tensors  # gradient, delta or weights by parameter name; missing names were withheld
+    buffers: Tensors = field(default_factory=dict)  # running batch-norm statistics, empty if the plan withholds them
+    num_examples: int  # number of examples behind the update, its weight in the server's mean
+    rounding: float = 0.0  # standard deviation of the rounding error of secure aggregation; 0 without it
 
     def to(self, device: torch.device | str) -> "Upload":
         return replace(self, tensors=_moved(self.tensors, device), buffers=_moved(self.buffers, device))
@@ -108,12 +101,12 @@ class Knowledge:
     Attributes:
         labels: client's labels, (B,) class indices or (B, K) class probabilities.
         defense: parts of the client's defense, for an adaptive attacker.
-        same_data: name of the client's examples; an adaptive attacker attacks updates with one name together. ``None``
-            if the defense makes new images each time, other than mixtures.
+        same_data: name shared by updates from the same examples, which an adaptive attacker attacks together; ``None``
+            if a defense generates new images for each update, except by mixing.
         public_images: images (N, C, H, W) in [0, 1] of the same domain, or texts (N, L), padded with -1.
         public_labels: classes (N,) of the public images.
         previous: reconstruction (B, C, H, W) in [0, 1] of the same examples in an earlier round.
-        private: substitutes for the victim's private values: a colluding client's, or random ones.
+        private: substitutes for values that the victim keeps private: a colluding client's, or random ones.
         colluder: number of the client that gave ``private``.
         features: outputs (B, ...) of the victim's private layers for its examples.
         features_at: name of the module whose inputs are ``features``, if not the first public layer.
@@ -159,32 +152,20 @@ class Knowledge:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observation:
-    """Everything that an attacker knows about one update.
+    """Everything that an attacker knows about one update."""
 
-    Attributes:
-        id: name of the attacked update and of its random streams.
-        model: architecture; its parameter values are not used.
-        sent: parameters and buffers that the server sent to the client.
-        input_shape: (C, H, W) of one image, (L,) of the longest text, or (F,) of a row.
-        num_classes: number of classes K.
-        filmed: ``True`` keeps snapshots of the reconstruction.
-        loss: client's loss; ``None`` lets the attack infer it.
-        input_range: least and largest value of an input.
-        notes: sentences on how unstated properties were inferred.
-    """
-
-    id: VictimId
-    model: nn.Module
-    sent: ModelState
+    id: VictimId  # name of the attacked update and of its random streams
+    model: nn.Module  # architecture; its parameter values are not used
+    sent: ModelState  # parameters and buffers that the server sent to the client
     upload: Upload
     plan: LocalPlan
-    input_shape: tuple[int, ...]
+    input_shape: tuple[int, ...]  # (C, H, W) of one image, (L,) of the longest text, or (F,) of a row
     num_classes: int
     knowledge: Knowledge = field(default_factory=Knowledge)
-    filmed: bool = False
-    loss: Loss | None = CROSS_ENTROPY
-    input_range: tuple[float, float] = (0.0, 1.0)
-    notes: tuple[str, ...] = ()
+    filmed: bool = False  # ``True`` keeps snapshots of the reconstruction
+    loss: Loss | None = CROSS_ENTROPY  # client's loss; ``None`` lets the attack infer it
+    input_range: tuple[float, float] = (0.0, 1.0)  # least and largest value of an input
+    notes: tuple[str, ...] = ()  # sentences on how unstated properties were inferred
 
     @classmethod
     @expects_its_arguments(
@@ -248,12 +229,12 @@ class Observation:
         """Build an observation of a client's weights before and after local training, as in FedAvg.
 
         Args:
-            before: model as sent; if ``model`` is given, also its ``state_dict()``, or the arrays of that dict in
-                order.
+            before: model as sent or, if ``model`` is given, its ``state_dict()``, or the arrays of that dict in order.
             after: model after the training, its ``state_dict()``, or the arrays of that dict in order.
             plan: client's plan, known to the server: ``LocalPlan(lr=0.1, steps=5, batch_size=8)``.
-            input_shape, number: see :meth:`of_gradients`.
+            num_examples: number of the client's examples.
             model: architecture, if ``before`` is no model.
+            input_shape, loss, input_range, schema, number: see :meth:`of_gradients`.
 
         Raises:
             UserError: weights do not fit the model or did not change, or a number is invalid.
@@ -300,7 +281,7 @@ class Observation:
         return {name: w - self.sent.parameters[name] for name, w in self.upload.tensors.items()}
 
     def assumed(self) -> ModelState:
-        """Return the sent values, completed by the attacker's substitutes for private values, if any."""
+        """Return the values that the server sent, and the attacker's substitutes for the client's private values."""
         private = self.knowledge.private
         if private is None:
             return self.sent
@@ -314,34 +295,20 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reconstruction:
-    """Result of an attack on one observation.
-
-    Attributes:
-        batch: reconstruction, in the attacker's order; ``None`` if the attack failed.
-        history: attacker's loss (T,) at some of its iterations, in order.
-        label_source: origin of the labels: ``known``, ``inferred`` or ``optimized``.
-        countermeasures: sentences on how the attack counters the known defense.
-        certainties: certainty of each example, if they differ.
-        member: name of the sub-attack that gave this reconstruction; empty if there is only one.
-        film: snapshots of the first image or text, if requested.
-        cells_certain: agreement (B, C) in [0, 1] of several attempts on each table cell, if computed.
-        words: tokens (n,) of all texts together, unordered, with repetitions, if computed.
-        words_exact: ``True`` if ``words`` are certainly the tokens of these texts.
-        notes: sentences on what the attack inferred or assumed about the client.
-    """
+    """Result of an attack on one observation."""
 
     id: VictimId
-    batch: Batch | None
+    batch: Batch | None  # reconstruction, in the attacker's order; ``None`` if the attack failed
     loss: float = float("nan")
-    history: tuple[float, ...] = ()
+    history: tuple[float, ...] = ()  # attacker's loss (T,) at some of its iterations, in order
     failure: str | None = None
-    label_source: str = "inferred"
-    countermeasures: tuple[str, ...] = ()
+    label_source: str = "inferred"  # origin of the labels: ``known``, ``inferred`` or ``optimized``
+    countermeasures: tuple[str, ...] = ()  # sentences on how the attack counters the known defense
     certainty: Certainty = Certainty.APPROXIMATE
-    certainties: tuple[Certainty, ...] = ()
-    member: str = ""
-    film: tuple[Snapshot, ...] = ()
-    cells_certain: Tensor | None = None
-    words: Tensor | None = None
-    words_exact: bool = False
-    notes: tuple[str, ...] = ()
+    certainties: tuple[Certainty, ...] = ()  # certainty of each example, if they differ
+    member: str = ""  # name of the sub-attack that gave this reconstruction; empty if there is only one
+    film: tuple[Snapshot, ...] = ()  # snapshots of the first image or text, if requested
+    cells_certain: Tensor | None = None  # agreement (B, C) in [0, 1] of attempts on each table cell, if computed
+    words: Tensor | None = None  # tokens (n,) of all texts together, unordered, with repetitions, if computed
+    words_exact: bool = False  # ``True`` if ``words`` are certainly the tokens of these texts
+    notes: tuple[str, ...] = ()  # sentences on what the attack inferred or assumed about the client

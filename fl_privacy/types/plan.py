@@ -19,9 +19,8 @@ class LocalPlan:
     """Public plan of a client's local training, known to server and attacker.
 
     Attributes:
-        shares: content of the upload. ``gradient``: gradient of one batch (FedSGD);
-            ``delta``: weights after local training minus weights sent (FedAvg);
-            ``weights``: weights after local training, like stock Flower clients.
+        shares: content of the upload. ``gradient``: gradient of one batch (FedSGD); ``delta``: weights after local
+            training minus weights sent (FedAvg); ``weights``: weights after local training, like stock Flower clients.
         lr: learning rate of the local steps; if a gradient is shared, of private layers only.
         lr_decay: factor on ``lr`` from one round to the next, above 0 up to 1.
         lr_drops: rounds after each of which ``lr`` is multiplied by ``lr_drop_factor``, above 0 up to 1.
@@ -36,7 +35,8 @@ class LocalPlan:
         batch_norm: ``train`` normalizes by the batch and updates the running statistics, ``eval`` uses those sent.
         probe_batch_norm: mode for probes, extra uploads made for the attack. Published attacks use ``eval``; in
             ``train`` a single image leaks far less.
-        mode: mode of all other layers for a shared gradient; clients of a federation use ``train``.
+        mode: ``train`` or ``eval`` for layers other than batch norm, such as dropout, if a gradient is shared; clients
+            of a federation use ``train``.
         buffers: ``shared`` uploads the running statistics, ``withheld`` does not.
         loss_scale: factor of a batch's mean loss.
         crop_padding: black pixels around each training image before a random crop to its size; 0 does not crop.
@@ -107,7 +107,7 @@ class LocalPlan:
         return self.crop_padding > 0 or self.flip
 
     def held(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the ``names`` that are not trained; ``UserError`` if a pattern matches none, or all are frozen."""
+        """Return the ``names`` that are not trained; ``UserError`` if none is trained, or a pattern matches no name."""
         if not self.frozen and not self.trained:
             return frozenset()
         names = list(names)
@@ -127,7 +127,10 @@ class LocalPlan:
         return found
 
     def in_round(self, round: int, *, probe: bool = False) -> "LocalPlan":
-        """Return the plan of one ``round`` (from 1): its learning rate, and batch norm for probes or for training."""
+        """Return the plan of one ``round`` (from 1), with its learning rate and mode of batch norm.
+
+        ``probe``: ``True`` for extra uploads made for the attack, whose mode may differ from that of training.
+        """
         return _in_round(self, round, probe)
 
 

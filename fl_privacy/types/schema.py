@@ -23,23 +23,16 @@ MOST_DECIMALS = 20  # most decimals of a number as text
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """Column of a table: numbers, or categories in one-hot encoding.
-
-    Attributes:
-        categories: names of the categories, in the order of their encoded values; empty for a numeric column.
-        shift, scale: offset and divisor of each value: its mean and standard deviation, or 0 and 1.
-        low, high: least and largest number of the column.
-        std: standard deviation for the tolerance of right numbers; 0 takes ``scale``.
-    """
+    """Column of a table: numbers, or categories in one-hot encoding."""
 
     name: str
-    categories: tuple[str, ...] = ()
-    shift: tuple[float, ...]
-    scale: tuple[float, ...]
-    low: float = -math.inf
-    high: float = math.inf
+    categories: tuple[str, ...] = ()  # names, in the order of their encoded values; empty for a numeric column
+    shift: tuple[float, ...]  # offset of each value: its mean, or 0
+    scale: tuple[float, ...]  # divisor of each value: its standard deviation, or 1
+    low: float = -math.inf  # least number of the column
+    high: float = math.inf  # largest number
     decimals: int = 0
-    std: float = 0.0
+    std: float = 0.0  # standard deviation to which the largest error of a right number is proportional; 0: ``scale``
 
     def __post_init__(self) -> None:
         width = max(1, len(self.categories))
@@ -150,7 +143,10 @@ class Schema:
 
     @cached_property
     def usual(self) -> Tensor:
-        """Return the usual values (F,): shares of categories (equal if not known); for numbers 0, clamped to bounds."""
+        """Return the encoded row (F,) to guess without an update: shares of categories, and 0 for numbers.
+
+        Unknown shares are equal; 0 is clamped to a number's bounds.
+        """
         found, (low, high) = torch.zeros(self.width), self.bounds
         for start, column in zip(self.starts, self.columns, strict=True):
             if not column.is_number:

@@ -39,24 +39,18 @@ _SAME = 1e-4  # largest relative distance at which an output layer's gradient co
 
 @dataclass(frozen=True, eq=False)
 class UserUpload:
-    """One upload as stated by a user, with tensors under the model's parameter names.
-
-    Attributes:
-        parameters, buffers: copies of the model's values before training, which the server sent, by name.
-        tensors: gradients, or parameters after the local training.
-        notes: sentences on a batch size that was inferred or that contradicts the gradient's rank.
-    """
+    """One upload as stated by a user, with tensors under the model's parameter names."""
 
     model: nn.Module
-    parameters: dict[str, Tensor]
+    parameters: dict[str, Tensor]  # copies of the model's values before training, which the server sent
     buffers: dict[str, Tensor]
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Tensor]  # gradients, or parameters after the local training
     statistics: dict[str, Tensor]
     num_examples: int
     plan: LocalPlan
     num_classes: int
     loss: Loss | None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences on a batch size that was inferred or that contradicts the gradient's rank
 
 
 def read_gradients(
@@ -99,7 +93,10 @@ def read_gradients(
 def examples_by_rank(
     plain: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> int | None:
-    """Infer the number of examples from the rank of ``gradients``, changes of the ``parameters`` of ``plain``."""
+    """Infer the number of examples from the ranks of the layers' ``gradients`` as matrices; ``None`` if unknown.
+
+    ``plain``: model; ``shape``: shape of an example; ``gradients``: changes of ``parameters`` in training.
+    """
     num_classes, vectors = _watched(plain, shape, parameters)
     return _Evidence(parameters, gradients, num_classes, vectors, of_weights=True).batch_size()
 
@@ -228,7 +225,7 @@ def _singular_values(gradient: Tensor) -> Tensor:
 
 
 def _sketched(values: Tensor) -> Tensor:
-    """Mix the columns of ``values`` (M, N) to fewer at random; a rank up to ``_MOST`` stays (Halko et al. 2011)."""
+    """Reduce the columns of ``values`` (M, N) by a random matrix; ranks up to ``_MOST`` stay (Halko et al. 2011)."""
     values = values.double() if values.numel() <= _LARGE else values.float()
     if values.shape[1] <= _MOST + _SPARE:
         return values
@@ -238,7 +235,7 @@ def _sketched(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Evidence:
-    """Evidence for the number of examples behind a gradient."""
+    """Gradients of a model, from which the number of examples behind them is inferred."""
 
     parameters: Mapping[str, Tensor]
     gradients: Mapping[str, Tensor]
@@ -247,11 +244,9 @@ class _Evidence:
     of_weights: bool = False  # ``True`` if gradients are differences of weights, whose rounding adds to their rank
 
     def batch_size(self) -> int | None:
-        """Return the largest rank of a layer's gradient as the number of examples; ``None`` if no layer shows it.
-
-        A layer's gradient is a sum of one outer product for each example. Under cross entropy over K classes, the
-        output layer's columns sum to 0, so its rank is at most K - 1.
-        """
+        """Return the largest rank of a layer's gradient as the number of examples; ``None`` if no layer shows it."""
+        # a layer's gradient is a sum of one outer product for each example; under cross entropy over K classes, the
+        # output layer's columns sum to 0, so its rank is at most K - 1
         ranks, whole, full = list[int](), list[int](), 0
         for name in sorted(self.vectors, key=self._size):
             if ranks and self._size(name) > _LARGE:
@@ -337,7 +332,7 @@ def read_update(
     num_examples: int,
     loss: LossLike | None,
 ) -> UserUpload:
-    """Return a user's weights before and after training; see :meth:`fl_privacy.types.Observation.of_update`."""
+    """Return the checked upload of a user's weights; see :meth:`fl_privacy.types.Observation.of_update`."""
     if model is None and not isinstance(before, nn.Module):
         raise UserError(
             "before is expected to be the model as it was sent, but got its values alone; give model=net as well."

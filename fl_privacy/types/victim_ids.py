@@ -11,10 +11,10 @@ _VICTIM_ID = re.compile(r"round-([0-9]{1,9})/client-([0-9]{1,9})(?:/victim-([0-9
 @total_ordering
 @dataclass(frozen=True)
 class VictimId:
-    """Name of an attacked update, of its random streams and of its files.
+    """Identifier of an attacked update, which also names its random generators and files.
 
-    As text: ``round-3/client-2/victim-0`` for a probe, ``round-3/client-2`` for a training update. ``ValueError`` if a
-    number is negative, or ``part`` is no word.
+    As text: ``round-3/client-2/victim-0`` for a probe (an extra upload made for the attack), ``round-3/client-2`` for a
+    training update. ``ValueError`` if a number is negative, or ``part`` is not a word.
     """
 
     round: int  # round from 1; 0 if no round was trained
@@ -52,18 +52,15 @@ class VictimId:
 
 
 class Certainty(StrEnum):
-    """Certainty of a reconstruction, as the attacker knows it without the truth.
-
-    Attributes:
-        PROVEN: reconstruction equals the inputs of the model's first layer, up to rounding: it is the unique solution
-            of a system of equations, confirmed by the update. Inputs are images after crops, mixup and dropout.
-        CONSISTENT: reconstruction reproduces the observed update, up to rounding.
-        APPROXIMATE: neither holds.
-    """
+    """Certainty of a reconstruction, as the attacker knows it without the truth."""
 
     PROVEN = "proven"
-    CONSISTENT = "consistent"
-    APPROXIMATE = "approximate"
+    """Equal to the inputs of the model's first layer, up to rounding: the unique solution of a system of equations,
+    confirmed by the update. Inputs are images after crops, mixup and dropout."""
+
+    CONSISTENT = "consistent"  # the reconstruction reproduces the observed update, up to rounding
+
+    APPROXIMATE = "approximate"  # neither holds
 
 
 class Attacker(StrEnum):

@@ -33,7 +33,7 @@ Found = Mapping[int, Reconstruction]  # a stage's reconstructions by position; `
 
 @dataclass
 class StageState:
-    """State of ``attack=auto``: the victims of a group not yet attacked, and results of stages, by position."""
+    """State of ``attack=auto`` on a group of victims: those still to attack, and results by the victim's position."""
 
     group: Group
     seed: int
@@ -98,7 +98,7 @@ def _rounds(state: StageState) -> int:
 
 
 def separate(state: StageState, report: Report) -> Found | None:
-    """Reconstruct batches by :class:`CocktailParty`; descents start from uncertain ones. ``None`` if inapplicable."""
+    """Reconstruct batches by :class:`CocktailParty`; uncertain results become first images of gradient descents."""
     first = state.group.first
     if not _has_equations(first) or first.knowledge.bounds is not None or first.upload.num_examples == 1:
         return None
@@ -118,7 +118,7 @@ _NO_DESCENT = 1e-2
 
 
 def solve(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images by :class:`ExactInversion`; descents start from uncertain ones. ``None`` if inapplicable."""
+    """Reconstruct images by :class:`ExactInversion`; uncertain results become first images of gradient descents."""
     if not _has_equations(state.group.first):
         return None
     evaluations = max(4, state.evaluations or sub_attacks.EVALUATIONS["standard"])
@@ -136,7 +136,7 @@ def solve(state: StageState, report: Report) -> Found | None:
 
 
 def solve_features(state: StageState, report: Report) -> Found | None:
-    """Store exact inputs of a hidden fully connected layer in ``state.features``; return no images."""
+    """Store exact inputs of a hidden linear layer in ``state.features``; return ``{}``, or ``None`` if inapplicable."""
     if state.group.first.knowledge.bounds is not None:
         return None
     path = first_hidden_layer(state.group.first)
@@ -153,7 +153,7 @@ def solve_features(state: StageState, report: Report) -> Found | None:
 
 
 def deconvolve(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images behind private first layers by blind deconvolution, unless a colluder reveals the layers."""
+    """Reconstruct images by blind deconvolution if the clients' first layers are private and stay unknown."""
     known = state.group.first.knowledge
     if known.private is None or known.colluder is not None or known.features is not None:
         return None
@@ -171,9 +171,9 @@ ON_THE_WAY = "surrogate model"  # name of results at an intermediate model, from
 
 
 def surrogate(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images by :class:`SurrogateModel`, at a model between the sent and the returned one.
+    """Reconstruct images by :class:`SurrogateModel`, at a model interpolated between the sent and the returned one.
 
-    Results for several images and many local steps are final; from all others, descents start.
+    Results for several images and many local steps are final; all others become first images of gradient descents.
     """
     first, known = state.group.first, state.group.first.knowledge
     plan, size = first.plan, first.upload.num_examples
@@ -198,7 +198,7 @@ _MOST_ITERATIONS, _LEAST_ITERATIONS, _ATTEMPTS = 150, 25, 2
 
 
 def find_likeliest(state: StageState, report: Report) -> Found | None:
-    """Store the images with the largest posterior probability in ``state.likeliest``; return no images."""
+    """Store likeliest images in ``state.likeliest`` for :func:`descend`; return ``{}``, or ``None`` if impossible."""
     parts = state.group.first.knowledge.defense
     if not parts or any(isinstance(part.effect, PrivateLoss | PrivateLayers | OtherImages) for part in parts):
         return None
@@ -236,7 +236,7 @@ def descend(state: StageState, report: Report) -> Found:
 
 
 def entered(state: StageState) -> tuple[Race, int]:
-    """Return a :class:`Race` of descents, and the evaluations for each victim: the set number, or as time allows."""
+    """Return a :class:`Race` of gradient descents, and the evaluations per victim: as configured, or as time allows."""
     started = any(found_by == ON_THE_WAY for given in state.starts.values() for _, found_by in given)
     group = Group(state.group.observations, state.group.earlier[-ROUNDS_RACED + 1 :])
 
@@ -262,7 +262,7 @@ def entered(state: StageState) -> tuple[Race, int]:
 
 
 def likelier(likeliest: Mapping[int, WithPosterior], found: Found) -> dict[int, Reconstruction]:
-    """Return the more probable of two results at each position: that in ``found`` (descents) or in ``likeliest``."""
+    """Return by victim the more probable of two results: gradient descent's, ``found``, or that in ``likeliest``."""
     result, chunks = dict(found), dict[Posterior, list[int]]()
     for position, answer in likeliest.items():
         if answer.posterior is not None and position in found:
@@ -301,17 +301,17 @@ class AutoAttack:
     """Attack that combines the strongest attacks without any setting, like AutoAttack (Croce and Hein 2020).
 
     Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``. For the other victims,
-    descents from several first images compete by successive halving: L-BFGS on smooth models, signed Adam on others.
-    Some start from unproven solutions. A known or evident defense is countered
-    (:mod:`fl_privacy.attacks.gradient_inversion.evident_defense`).
+    gradient descents from different first images compete by successive halving: L-BFGS on smooth models, signed Adam on
+    others. Some start from exact solutions that could not be verified. A defense that is known or inferred from the
+    update is countered (:mod:`fl_privacy.attacks.gradient_inversion.evident_defense`).
 
     Attributes:
         budget: work for a victim. ``quick``, ``standard`` and ``thorough`` are reproducible numbers of evaluations. A
             number is seconds, shared by all victims; its results are not reproducible, and exact solutions take at most
-            three quarters of it. Each attempt of a descent has at least 25 evaluations.
+            three quarters of it.
         evaluations: evaluations of loss and gradient for each victim, instead of ``budget``. A run limited by seconds
-            logs the number that repeats its descents. Their first images are repeated, too, unless the time limit cut
-            the search for exact solutions or this search took more than ``evaluations / 12`` rounds.
+            logs the number with which to repeat its descents. Their first images are repeated, too, unless the time
+            limit cut the search for exact solutions or this search took more than ``evaluations / 12`` rounds.
         device: device of the computation; ``None``: that of the sent values.
         most_victims: most victims in one chunk; ``None``: found from the free memory.
     """

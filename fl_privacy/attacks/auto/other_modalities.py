@@ -36,14 +36,9 @@ ORDERED = settings.Rearranging(tries=100, last=6)
 
 @dataclass(frozen=True, kw_only=True)
 class _Members:
-    """Base of the attacks that ``attack=auto`` tries on texts and table rows.
+    """Base of the attacks of ``attack=auto`` on texts and on table rows."""
 
-    Attributes:
-        evaluations: evaluations of loss and gradient for each victim, shared by the descents; ``None``: as many as
-            there is time for, with at most three quarters of it for exact solutions.
-    """
-
-    evaluations: int | None
+    evaluations: int | None  # evaluations of the loss for each victim; ``None``: as many as there is time for
     device: str | None = None
     most_victims: int | None = None
 
@@ -52,10 +47,11 @@ class _Members:
 
 
 class TextMembers(_Members):
-    """Attack on texts: DAGER, bag of words, descents, a search for the word order, and the likeliest text.
+    """Attack on texts: DAGER, bag of words, gradient descents, a search for the word order, and the likeliest text.
 
     The result whose gradient is nearest to the update is kept. For defended updates, a search for the likeliest text
-    follows, which also starts from that result. If noise drowns the update, descents run only if this search fails.
+    under the noise follows, which also starts from that result. If the update of a single text is mostly noise,
+    descents run only if this search fails.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
@@ -110,10 +106,10 @@ class TextMembers(_Members):
         seed: int,
         progress: Progress,
     ) -> None:
-        """Replace results in ``best``, at the indices ``among``, by bags of words or descents that fit better.
+        """Run gradient descents on the observations ``among``; replace results in ``best`` by those that fit better.
 
-        ``bags``: results of the bag of words. ``limit``: time limit of the exact attack. ``share``: part of the
-        evaluations to spend here.
+        ``bags``: results of the bag of words, which may also replace. ``limit``: time limit of the exact attack.
+        ``share``: part of the evaluations to spend here.
         """
         asked, apart = [], dict[int, float]()
         for k in among:  # descents start from the words of a whole bag
@@ -175,9 +171,10 @@ def _text_apart(observation: Observation, found: Reconstruction) -> float:
 
 
 class TableMembers(_Members):
-    """Attack on rows: exact solutions, TabLeak, and for defended updates the likeliest rows.
+    """Attack on table rows: exact solutions, TabLeak, and for defended updates a search for the likeliest rows.
 
-    The result whose gradient is nearer to the update is kept. The search for the likeliest rows also starts from it.
+    The first two results are compared by their gradients' distance from the update; the better one also starts the
+    search.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
@@ -225,7 +222,7 @@ class TableMembers(_Members):
 
 
 def _behind_values_changed(observations: Sequence[Observation]) -> list[Observation | None]:
-    """Add the noise or rounding inferred from each update to its observation; ``None`` if it is another defense."""
+    """Return observations that know their inferred noise or rounding; ``None`` if another defense was inferred."""
     found: list[Observation | None] = []
     for own, seen in zip(observations, evident_defense.undo_evident_defenses(observations), strict=True):
         inferred = own.knowledge.defense is None and seen.knowledge.defense

@@ -47,10 +47,10 @@ _LEAST_VARIATION = 0.01  # least total variation of an image
 class Judgment:
     """Scores of V attempts; the attempt with the least ``score`` (V,) wins.
 
-    ``mismatch``: (V,) geometric mean, over tensors, of 1 - cosine of guess and upload, in [0, 2]; differences within
-    the bounds of a known or evident defense do not count. ``score``: ``log(mismatch) + ROUGHNESS * total variation``,
-    at equal contrast if the model normalizes by the batch, infinite for NaN. If the noise determines a weight of total
-    variation, the score is the cosine distance divided by that weight, plus total variation.
+    ``mismatch``: (V,) geometric mean, over tensors, of 1 - cosine of the guess's gradient and the upload, in [0, 2];
+    differences that a known or inferred defense explains do not count. ``score``: ``log(mismatch) + ROUGHNESS * total
+    variation``, infinite for NaN. A known noise level determines the weight of total variation: the score is then
+    cosine distance / weight + total variation. Models that normalize by the batch are compared at equal contrast.
     """
 
     mismatch: Tensor
@@ -99,7 +99,10 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return the fall of the largest tensor's log mismatch due to overfitting: 2 pixels / elements (Akaike 1974)."""
+    """Return how far the log mismatch may fall by overfitting alone: 2 pixels / elements (Akaike 1974).
+
+    The mismatch is that of the tensor with the most elements.
+    """
     return 2 * problem.pixels / max(target.size for target in problem.rounds[-1].targets.values())
 
 
@@ -140,10 +143,10 @@ class Attempt:
     def after(
         self, variables: Tensor, judged: Judgment, row: int, losses: Tensor, film: Sequence[Snapshot]
     ) -> "Attempt":
-        """Return the attempt with the new result if that is better, else with the old one.
+        """Return the attempt with its new result if that has a better score, else with the old one.
 
-        ``row``: the attempt's row in ``variables``, ``judged`` and ``losses``. Images that another attack found are
-        replaced only if the largest tensor's log mismatch also falls by at least ``margin``.
+        ``row``: the attempt's row in ``variables``, ``judged`` (scores) and ``losses``. Images from another attack are
+        replaced only if the log mismatch of the largest tensor also falls by at least ``margin``.
         """
         history = (*self.history, *losses[losses.isfinite()].tolist())
         roughness = min(self.roughness, max(self.roughness / _EASED, float(judged.balance[row])))
@@ -154,7 +157,7 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort attempts, best first; images that another attack found yield first place only to a clearly better fit."""
+    """Sort attempts, best first; one with images from another attack stays first unless others fit clearly better."""
     given = [attempt for attempt in attempts if attempt.given]
     known = min((attempt.widest for attempt in given), default=math.inf)
     below = min((attempt.left_below for attempt in given), default=math.inf)
@@ -185,8 +188,8 @@ def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: 
 def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor, images: Tensor) -> Tensor | None:
     """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if unchanged, or if no bias gradient was uploaded.
 
-    The output layer's mean gradient is p - y. With the mean softmax of ``images`` as p, y gives the counts of the
-    classes. Images keep their labels as far as the counts allow.
+    The counts of the classes follow from the output layer's gradient and the images' mean softmax. Images keep their
+    labels as far as the counts allow.
     """
     layer = labeling.output_layer(observation.model, observation.num_classes)
     if layer is None or layer[1] is None or layer[1] not in observation.upload.tensors:
@@ -211,10 +214,10 @@ _SURE_OF_LABELS = 2  # number of attempts at a batch that take the inferred labe
 
 
 class Race:
-    """Successive halving of descents for each victim of a group.
+    """Successive halving of gradient descents for each victim of a group: in each round, the best attempts stay.
 
-    ``entered``: the descents. ``features``: exact inputs of a hidden layer, by the victim's position; one more descent
-    has to match these, too. Raise ``NotAttackableError`` if no sub-attack can attack the group.
+    ``entered``: attempts at each victim. ``features``: exact inputs of a hidden layer, by the victim's position; with
+    these, one more attempt compares the inputs, too. ``NotAttackableError`` if no sub-attack can attack the group.
     """
 
     def __init__(
@@ -236,7 +239,7 @@ class Race:
         self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.victims}
 
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
-        """Return the attempts at ``victim``, with likely labels."""
+        """Return the attempts ``blank`` at ``victim``, some with likely labels other than the inferred ones."""
         blank = [replace(attempt, position=victim.position) for attempt in blank]
         if (known := self._features.get(victim.position)) is not None:
             free = [replace(attempt, labels=known.labels) for attempt in blank]

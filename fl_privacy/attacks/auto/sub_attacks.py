@@ -51,7 +51,10 @@ _PILOTED = 0.1  # share of the time left that the next measurement may take
 
 @dataclass(frozen=True)
 class Rung:
-    """Round of successive halving: each attempt has ``evaluations``, in ``stages`` with ever less total variation."""
+    """Round of successive halving, in which each attempt gets ``evaluations`` of the loss.
+
+    They are split into ``stages``; from one to the next, total variation gets less weight.
+    """
 
     attempts: int  # number of attempts
     evaluations: int  # number for each attempt
@@ -65,7 +68,7 @@ def most_attempts(evaluations: int) -> int:
 
 
 def affordable(evaluations: float, extra: int) -> int:
-    """Return the largest budget whose :func:`rungs`, with ``extra`` more attempts, cost at most ``evaluations``."""
+    """Return the largest budget whose :func:`rungs`, with ``extra`` more attempts, take at most ``evaluations``."""
     number = max(LEAST, int(evaluations))
     while number > LEAST:
         planned = rungs(number, most_attempts(number) + extra)
@@ -93,7 +96,10 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: bool) -> int:
-    """Return and log the evaluations per victim that fit into the time left; ``cut``: see :func:`how_to_repeat`."""
+    """Return and log the evaluations per victim that fit into the time left.
+
+    ``work``: function that runs n evaluations; it is timed. ``cut``: ``True`` if time also ended an exact search.
+    """
     each = time_of_one(lambda number: seconds_of(lambda: work(number)) / number)
     found = max(LEAST, int(seconds_left() / each))
     logger.info(how_to_repeat(found, victims, cut=cut))
@@ -101,7 +107,7 @@ def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: boo
 
 
 def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
-    """Return a sentence with the ``attack.evaluations`` that repeat a run limited by seconds.
+    """Return a sentence for users: by which ``attack.evaluations`` a run limited by seconds is repeated.
 
     ``cut``: ``True`` if the time limit also ended the search for exact solutions, which is not repeated.
     """
@@ -162,7 +168,7 @@ Entry = tuple[SubAttack, int, float]
 def entries(
     observation: Observation, most: int, placed: Callable[[GradientInversion], GradientInversion]
 ) -> list[Entry]:
-    """List at most ``most`` attempts at ``observation``, strongest first; ``placed`` sets their device and dtype."""
+    """List at most ``most`` attempts at ``observation``, strongest first; ``placed`` sets an attack's device."""
     found = (replace(contender, attack=placed(contender.attack)) for contender in _sub_attacks_for(observation))
     curved, layered, squared, signed, usual = found
     # quasi-Newton methods get far if no layer has a kink or is a transformer's
@@ -206,7 +212,7 @@ def entries(
 
 
 def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
-    """Return five descents: three by L-BFGS on cosine, cosine of each layer and L2, two by signed Adam on cosine."""
+    """Return five gradient inversions: L-BFGS on three distances of gradients, signed Adam with and without prior."""
     statistics = (BatchNormStatistics(weight=0.1 if uploaded_statistics(observation) else 1e-3),)
     base = GradientInversion(
         objective=Cosine(),

@@ -103,7 +103,7 @@ def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
 
 
 def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
-    """Return each victim's squared distance of a node's guess from ``values``, or of an active ReLU's input."""
+    """Return victims' squared distances (V,) of ``values`` from those of ``node`` or, after a ReLU, active inputs."""
     if network.graph.kind(node) != "relu":
         return _squares(found[node] - values)
     (given,) = node.all_input_nodes
@@ -144,8 +144,8 @@ def _descended(
 class NormalizedLayer(FirstLayer):
     """A first fully connected layer behind batch norm in training mode.
 
-    ``center``: mean of the N inputs. ``spread``: (N,) standard deviation of the inputs, for two examples their distance
-    from the mean; ``None`` if several inputs share one mean, as the pixels of a channel do.
+    ``center``: mean (N,) of each of the N inputs over the batch. ``spread``: (N,) their standard deviations; ``None``
+    if several inputs share one mean, as the pixels of a channel do.
     """
 
     center: Tensor
@@ -183,7 +183,7 @@ def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
 
 
 def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor | None:
-    """Return two inputs (2, N), mean plus and minus spread, with signs from gradients; ``None`` if the spread is."""
+    """Return the inputs (2, N) of a batch of two: the layer's mean plus and minus its spread; ``None`` without one."""
     if layer.spread is None:
         return None
     direction = torch.linalg.svd(weight.double() - bias.double()[:, None] * layer.center, full_matrices=False)[2][0]
@@ -192,7 +192,7 @@ def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor
 
 
 def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the weight's gradient; for a :class:`NormalizedLayer`, with the bias's gradient as a column."""
+    """Append the bias's gradient to the weight's as a column, for a :class:`NormalizedLayer` only."""
     return torch.cat([weight, bias[:, None]], 1) if isinstance(layer, NormalizedLayer) else weight
 
 
@@ -209,27 +209,28 @@ _TOGETHER = 16  # images behind convolutions that are solved for at once
 class ExactInversion(GroupAttack):
     """Attack that solves for images from the first layers' gradients, and certifies them without the originals.
 
-    - One image in front of a fully connected layer is a quotient of two gradients (Geiping et al. 2020, Prop. 3.1).
+    - For one image, a fully connected first layer's input is a row of the weight's gradient divided by the bias's
+      (Geiping et al. 2020, Prop. 3.1).
     - A batch in front of a ReLU is found by SPEAR (:mod:`fl_privacy.attacks.exact.spear`, Dimitrov et al. 2024), else
       by the method of ``attack=analytic``.
     - Batch norm before that fully connected layer is inverted, and copies of an image are counted
       (:mod:`fl_privacy.attacks.exact.certificate`).
     - One image of a vision transformer needs its position embedding's gradient (:class:`PatchEmbedding`).
-    - One image behind convolutions without pooling is solved for layer by layer, up to what a ReLU or a narrow first
-      convolution hides (:mod:`fl_privacy.attacks.exact.r_gap`).
+    - One image behind convolutions without pooling is solved for layer by layer
+      (:mod:`fl_privacy.attacks.exact.r_gap`).
     - Images behind a residual network are solved for block by block (:mod:`fl_privacy.attacks.exact.residual`, for
-      batches :mod:`fl_privacy.attacks.exact.batch_norm`); a descent matches the first layers.
+      batches :mod:`fl_privacy.attacks.exact.batch_norm`); L-BFGS then fits pixels to the results.
 
     A reconstruction is ``proven`` if the equations have one solution up to the order of the images, the signs of the
     ReLU's inputs match the zeros of the gradient, and the whole update is reproduced. The proof concerns the model's
     inputs, which a defense may have changed.
 
     Attributes:
-        rounds: largest number of rounds of SPEAR's search for sparse directions, for each victim.
+        rounds: largest number of rounds of SPEAR's search for sparse columns.
         starts: number of random starts in each of these rounds.
-        smallest: share of the largest bias gradient below which a row gives no quotient.
+        smallest: rows whose bias gradient is below this share of the largest are left out.
         alike: relative distance below which quotients belong to the same image.
-        evaluations: loss evaluations of the descent for residual networks, for each image; for batches and in training
+        evaluations: loss evaluations of L-BFGS for residual networks, for each image; for batches and in training
             mode up to 15 times as many, of the first blocks.
     """
 
@@ -349,10 +350,7 @@ class ExactInversion(GroupAttack):
         report: Report,
         explains: Callable[[Tensor], bool],
     ) -> tuple[Tensor, bool]:
-        """Return the layer's N inputs (B, N), and ``True`` if no other inputs have the same gradient.
-
-        ``explains``: function that returns ``True`` for inputs that reproduce the whole update.
-        """
+        """Return the layer's inputs (B, N), and ``True`` if no others reproduce the update (tested by ``explains``)."""
         count, near = observation.upload.num_examples, NEARLY
         weight, bias = (as_gradient(observation)[name] for name in layer.names)
         if count == 1:
@@ -402,7 +400,7 @@ def _recursed(chain: LayerChain, observations: dict[int, Observation], report: R
 
 
 def complete_head(observation: Observation, head: str) -> Observation:
-    """Fill in the update of layer ``head`` where a known defense cut or zeroed it, after one step on one example."""
+    """Estimate elements of layer ``head``'s update that a defense clipped or zeroed, for one step on one example."""
     effect = next((e for part in observation.knowledge.defense or () if isinstance(e := part.effect, Truncated)), None)
     if effect is None or observation.plan.weight_decay or observation.upload.num_examples > 1:
         return observation

@@ -44,7 +44,7 @@ _NEARLY_SAME = 0.01  # errors of the outputs match those of classes up to this s
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Images (B, C, H, W) that solve a layer's equations; ``loss``: relative residual; ``unique``: no others do.
+    """Images (B, C, H, W) that solve a layer's equations up to the residual ``loss``; ``unique``: no others do.
 
     ``confirmed``: ``True`` if redundant equations confirm them, whatever the rest of the network draws.
     """
@@ -58,7 +58,7 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Reproduction:
-    """Comparison of a batch's recomputed gradient with the update, in double precision."""
+    """Comparison of gradients, recomputed from reconstructed images, with an observed update, in double precision."""
 
     observation: Observation
     model: nn.Module
@@ -66,8 +66,7 @@ class Reproduction:
     def labels(self, inputs: Tensor, network: nn.Module | None = None) -> Tensor | None:
         """Infer ``inputs``' labels, classes (B,) or soft (B, K); ``None`` if the output layer's gradient is withheld.
 
-        Labels are classes if p - y (see :meth:`errors`), up to a factor, is proportional to p except at one class.
-        ``network`` replaces the model.
+        Labels are classes if p - y (see :meth:`errors`) is proportional to p except at one class.
         """
         found = self.errors(inputs, network)
         if found is None or is_plain(self.loss):
@@ -77,7 +76,8 @@ class Reproduction:
     def errors(self, inputs: Tensor, network: nn.Module | None = None) -> tuple[Tensor, Tensor] | None:
         """Return the softmax p of ``inputs`` and p - y (B, K) for their labels y; ``None`` if y can't be inferred.
 
-        Under other losses, p - y is B times the gradient with respect to the outputs. ``network`` replaces the model.
+        For losses other than cross-entropy, the second is B times the loss's gradient with respect to the outputs.
+        ``network`` computes p in place of the model.
         """
         observation, inputs = self.observation, self._entering(inputs)
         output = labeling.output_layer(observation.model, observation.num_classes)
@@ -116,7 +116,7 @@ class Reproduction:
         return None if found is None else found[1].argmin(1)
 
     def equals(self, distance: float) -> bool:
-        """Return whether ``distance`` is only rounding in the precision of the client's computation."""
+        """Return whether rounding explains the relative ``distance`` of a recomputed gradient from the update."""
         if not ROUNDING <= distance < _HALF * torch.finfo(torch.bfloat16).eps:
             return distance < ROUNDING
         kinds = (precision_of(value) for value in as_gradient(self.observation).values() if value.dim() > 1)
@@ -198,10 +198,10 @@ def model_as_sent(observation: Observation) -> nn.Module:
 
 
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
-    """Return the images in ``read`` as a reconstruction; its certainty follows from the gradient recomputed for them.
+    """Return the images in ``read`` as a reconstruction, certain if their recomputed gradient equals the update.
 
-    Labels are inferred, unless known ones are ``ordered`` like the images and ``read`` is not unique. If none can be
-    inferred, the reconstruction fails.
+    Known labels are used if ``ordered`` like the images and ``read`` is not unique; else labels are inferred. If none
+    can be inferred, the reconstruction fails.
     """
     observation = reproduction.observation
     labels, source = observation.knowledge.labels, "known"
@@ -229,7 +229,6 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
 
 
 def _limits(observation: Observation, labels: Tensor) -> tuple[str, ...]:
-    """Return notes if the update shows that the client may have changed its examples before training."""
     drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in observation.model.modules())
     if DRAWS in observation.notes or (drops and observation.plan.mode == "train"):
         return (
@@ -243,9 +242,11 @@ def _limits(observation: Observation, labels: Tensor) -> tuple[str, ...]:
 
 
 def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) -> tuple[Tensor, tuple[str, ...]]:
-    """Clamp ``images`` to [0, 1]; if they are ``solved`` but have another scale, keep them, with a note.
+    """Clamp ``images`` to [0, 1]; also return notes for the user.
 
-    Rows of a table with a ``schema`` are also kept if ``solved``; else the nearest valid rows replace them.
+    Images that exactly solve equations (``solved``) but lie outside stay unchanged, since the client's inputs have
+    another scale. Rows of a table with a ``schema`` are also unchanged if ``solved``; else the nearest valid rows
+    replace them.
     """
     if schema is not None:
         return (images if solved else schema.nearest(images)), ()
@@ -270,14 +271,14 @@ def limits_of(model: nn.Module, like: Tensor) -> Tensor:
 def is_muted(weight: Tensor, shade: Tensor) -> bool:
     """Return whether columns of a layer's gradient are zero, probably because a defense mutes them.
 
-    A column is also zero if its pixel has the value ``shade`` in all images, since the layer's input is then zero. Only
-    columns with a shade inside of (0, 1) count, since images seldom share such a value.
+    They are also zero if all images have the pixel value that enters the layer as zero (``shade``). Columns with a
+    shade outside of (0, 1) do not count, since images often share such values.
     """
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
 
 def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Infer classes (B,) or soft labels (B, K) from p and p - y (B, K); for classes, any multiple of p - y will do."""
+    """Infer classes (B,), or soft labels (B, K), from ``found``: probabilities p and errors p - y, each (B, K)."""
     if found is None:
         return None
     probabilities, errors = found
@@ -303,7 +304,7 @@ Times = Callable[[int], list[int] | None]
 
 
 def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
-    """Repeat each of R distinct ``images`` as often as it occurs in the batch; also return a note, or an empty one."""
+    """Repeat each of R distinct ``images`` as often as it occurs in the victim's batch; also return a note or ""."""
     rank, observation = len(images), victim.observation
     size = observation.upload.num_examples
     stated = not any(note.startswith(COUNTED_BY_RANK) for note in observation.notes)
@@ -332,7 +333,7 @@ def _same(size: int) -> str:
 
 
 def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = None) -> Times:
-    """Return a function: batch size -> number of times each of ``inputs`` occurs, ``None`` unless all are whole."""
+    """Return a function: batch size -> how often each of ``inputs`` occurs, or ``None`` if no whole numbers fit."""
     rank, loss = len(inputs), victim.loss
     if rank == 1:
         return lambda size: [size]
@@ -383,7 +384,7 @@ def _in_proportion(weights: Tensor) -> Times:
 
 
 def as_one(observation: Observation) -> Observation | None:
-    """Reduce a batch to one example if it surely repeats that example in a single step; else return ``None``."""
+    """Return the observation of one example if a single step on copies of it surely made the update; else ``None``."""
     size, labels = observation.upload.num_examples, observation.knowledge.labels
     plan = observation.plan
     one_step = plan.shares == "gradient" or (is_sum_of_gradients(plan) and number_of_steps(size, plan) == 1)

@@ -43,7 +43,8 @@ def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) 
 def neighbors(images: Tensor) -> Tensor:
     """Return differences of neighboring pixels (V, B, n) in V victims' images (V, B, C, H, W).
 
-    They are differences of the channels' mean, and of all but one channel minus that mean, scaled to mean square 1.
+    Differences are taken in the gray image (mean of the channels) and in C - 1 channels minus gray, each scaled to mean
+    square 1.
     """
     gray = images.mean(2, keepdim=True)
     kinds = [gray] if images.shape[2] == 1 else [gray, images[:, :, :-1] - gray]
@@ -79,7 +80,6 @@ def independent_directions(features: Tensor, start: Tensor, *, iterations: int) 
 
 
 def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
-    """Move victims' ``directions`` so that their components of ``white`` are likeliest under Cauchy densities."""
     found = directions @ white
     one = torch.eye(white.shape[1], dtype=white.dtype, device=white.device)
     for _ in range(iterations):
@@ -104,12 +104,12 @@ _SURE = (0.8, 0.95)
 
 
 def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: Tensor, shift: Tensor) -> Tensor | None:
-    """Refine the mixing A (B, B) from ``start`` using neurons that a ReLU silences; ``None`` if that fails.
+    """Refine the mixing A (B, B) from ``start`` using neurons that a ReLU sets to zero; ``None`` if that fails.
 
     The gradient D with respect to the layer's outputs satisfies D^T = C A^-1, so that C times column i of A^-1 is zero
-    at neurons that are silent for image i; C A^-1 1 = g gives sign and scale. ``columns``: C = G R^T (M, B) for the
+    at neurons that are inactive for image i; C A^-1 1 = g gives sign and scale. ``columns``: C = G R^T (M, B) for the
     weight's gradient G and the basis R of its rows. ``bias``: bias's gradient g (M,). ``projected``: R W^T (B, M) for
-    the weight W. ``shift``: bias (M,).
+    the weight W. ``shift``: the layer's bias (M,).
     """
     rows, triangle = torch.linalg.qr(columns)
     mixing = start
@@ -144,14 +144,14 @@ class CocktailParty(GroupAttack):
     """Attack that separates the images of a batch in a first layer's gradient by independent component analysis.
 
     Components are chosen whose differences of neighboring pixels are independent and heavy-tailed (Kariyappa et al.,
-    ICML 2023, "Cocktail Party Attack"). The result is then made exact: behind a ReLU by the zeros of the gradient
-    (:func:`fl_privacy.attacks.exact.spear.factors_near`), behind a smooth activation by the rest of the network
-    (:mod:`fl_privacy.attacks.exact.unmixing`). The layer needs at least as many outputs as examples, and images that
-    look like photographs.
+    ICML 2023, "Cocktail Party Attack"). They are then refined until they reproduce the gradient: behind a ReLU by the
+    zeros of the gradient (:func:`fl_privacy.attacks.exact.spear.factors_near`), behind a smooth activation by the rest
+    of the network (:mod:`fl_privacy.attacks.exact.unmixing`). The layer needs at least as many outputs as examples, and
+    images that look like photographs.
 
     Attributes:
-        iterations: number of iterations in each of the two searches.
-        steps: largest number of Gauss-Newton steps; 0 leaves the components inexact.
+        iterations: number of steps of FastICA, and of quasi-Newton steps after it.
+        steps: largest number of Gauss-Newton steps; 0 skips the refinement.
     """
 
     of_rounds = "apart"
@@ -219,7 +219,7 @@ class CocktailParty(GroupAttack):
     def _components(
         self, observations: Sequence[Observation], layer: FirstLayer, seed: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return each victim's basis R (V, B, N) of the gradient's rows, its inputs (V, B, N), and if the rank is B."""
+        """Return V victims' bases R (V, B, N) of gradient rows, layer inputs (V, B, N), and if each rank is B (V,)."""
         count, shape = observations[0].upload.num_examples, observations[0].input_shape
         gradients = [as_gradient(observation) for observation in observations]
         weights, biases = (torch.stack([gradient[name] for gradient in gradients]) for name in layer.names)
@@ -253,7 +253,7 @@ class CocktailParty(GroupAttack):
 
 
 class _Mixed:
-    """A layer whose gradient mixes its N inputs; ``basis`` (B, N): orthonormal basis of the gradient's rows."""
+    """A layer whose weight gradient mixes its N inputs; ``basis`` (B, N): orthonormal basis of the gradient's rows."""
 
     def __init__(self, reproduction: Reproduction, layer: FirstLayer, basis: Tensor) -> None:
         self.reproduction, self.layer, self.basis = reproduction, layer, basis
@@ -279,7 +279,7 @@ class _Mixed:
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Return the only inputs (B, N) that explain the gradient's zeros; ``None`` for few or contradictory zeros."""
+        """Return the only inputs (B, N) that explain the gradient's zeros by inactive ReLUs, or ``None``."""
         mixing, count = inputs @ self.basis.T, len(inputs)
         if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None

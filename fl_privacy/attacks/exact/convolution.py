@@ -52,7 +52,7 @@ class Convolution:
         return self._transposed((len(deltas), *self.shape), weight, deltas)
 
     def moved(self, deltas: Tensor) -> Tensor:
-        """Map V victims' ``deltas`` (V, O, P, Q) to the inputs that T kernel elements multiply: (V, O T, H W)."""
+        """Shift ``deltas`` (V, O, P, Q) to the pixels that each of T kernel elements multiplies: (V, O T, H W)."""
         module, (height, width) = self.module, self.shape[1:]
         taps = module.kernel_size[0] * module.kernel_size[1]
         alone = torch.eye(taps).to(deltas).view(1, taps, *module.kernel_size)
@@ -159,10 +159,7 @@ def _multiplies(layer: Convolution) -> bool:
 
 
 def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:
-    """Solve ``normal(x) = right`` (V, ...) for the x of least norm, preconditioned by a positive ``diagonal``.
-
-    ``normal`` is symmetric and positive semidefinite.
-    """
+    """Solve a semidefinite ``normal(x) = right`` (V, ...) for the x of least norm; ``diagonal`` > 0 preconditions."""
     found, rest = torch.zeros_like(right), right.clone()
     enough = _CONVERGED * _lengths(right)
     scaled = rest / diagonal
@@ -211,8 +208,8 @@ class BlindInputs:
     """Inputs and slopes of a layer that best solve the equations of :func:`inputs_up_to_a_factor`.
 
     ``values`` (B, C, H, W) of each image have a mean absolute value of 1; the sign of a single image's is unknown.
-    ``slopes``: (B, O, P, Q). ``left``: squared residual, relative to that of a random guess. ``next``: the same for the
-    best orthogonal slopes.
+    ``slopes``: (B, O, P, Q) loss's gradient at the outputs. ``left``: squared residual over that of a random guess.
+    ``next``: that of the second-best solution.
     """
 
     values: Tensor
@@ -247,14 +244,11 @@ _PAIR = tuple(itertools.product((0, 1), repeat=2))
 
 @torch.no_grad()
 def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor, count: int = 1) -> BlindInputs | None:
-    """Solve the convolution ``gradient = slopes * inputs`` with unknown slopes for the inputs of ``count`` images.
+    """Return the inputs of ``count`` images to a convolution from its weight's ``gradient`` alone, each up to a factor.
 
-    Gradients of taps that are one place apart make a block matrix: slopes shifted by up to a place, times inputs
-    shifted by the other taps. Its rank is the number of places over all images, up to one; its columns span those of
-    the shifted slopes (as in ESPRIT, Roy and Kailath 1989). Slopes of any image, or a sum of several, have this form;
-    zeros of the inputs separate several images.
-
-    ``gradient``: the weight's, in float64. ``None`` if its rank is too low.
+    The gradient (float64) is the convolution of the inputs with unknown slopes, the loss's gradient at the outputs.
+    Slopes follow from a block matrix of neighboring kernel elements (as in ESPRIT, Roy and Kailath 1989); zeros of the
+    inputs separate several images. ``None`` if the matrix's rank is too low.
     """
     height, width = _grid(layer)
     length, taps, most = gradient.norm(), len(gradient[0, 0]) - 1, count * height * width
@@ -283,10 +277,10 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor, count: int = 1) 
 
 
 def _shifted(basis: Tensor, size: tuple[int, int], count: int) -> tuple[Tensor, Tensor]:
-    """Find slopes (count, O, P, Q) whose shifts by up to a place, with zeros around, are in the span of ``basis``.
+    """Find the ``count`` slopes (count, O, P, Q) whose four shifted copies lie nearest to the columns of ``basis``.
 
-    ``basis`` (4, O, R): orthonormal columns for the shifts. ``size``: (P + 1, Q + 1). Also return the ``count`` + 1
-    least eigenvalues of the squared distances, whose matrix couples neighbors only.
+    Copies are shifted by 0 or 1 pixel each way, with zeros around. ``basis`` (4, O, R): R orthonormal columns, a part
+    for each shift. ``size``: (P + 1, Q + 1). Also return the ``count`` + 1 smallest squared distances.
     """
     (height, width), rank = size, basis.shape[2]
     products, n = torch.einsum("aor,bos->abrs", basis, basis), width * rank
@@ -336,7 +330,7 @@ def _shifted(basis: Tensor, size: tuple[int, int], count: int) -> tuple[Tensor, 
 
 
 def _unmixed(sums: Tensor) -> Tensor | None:
-    """Find the matrix (B, B) that makes ``sums`` (B, N) of B images non-negative with many zeros; ``None`` without."""
+    """Find the matrix (B, B) that makes ``sums`` (B, N) of B images non-negative with many zeros, or ``None``."""
     white, mix = torch.linalg.qr(sums.T)
     size = white.norm(dim=1)
     bright = white[size > _BRIGHT * size.median()]
@@ -371,7 +365,8 @@ _BETTER = 0.95  # share of the residual to which a flip has to reduce it
 class Slopes:
     """Gradient of the loss (V, C, H, W) with respect to a layer's outputs: ``full`` times ``open``, minus ``rest``.
 
-    ``open``: mask of the active elements of the ReLU behind the layer.
+    ``open``: mask of the active elements of the ReLU that follows. ``full``: gradient without that mask. ``rest``: part
+    that flows through a batch norm's statistics.
     """
 
     full: Tensor
@@ -386,7 +381,10 @@ class Slopes:
 
 @dataclass(frozen=True, eq=False)
 class Equations:
-    """Equations ``slopes * inputs = gradient`` (V, O, C, kernel) for a convolution's inputs, by victim, float64."""
+    """Linear equations ``slopes * inputs = gradient`` for the inputs of a convolution, for V victims, in float64.
+
+    ``slopes``: loss's gradient at the layer's outputs. ``gradient`` (V, O, C, kernel): that of its weight.
+    """
 
     layer: Convolution
     slopes: Slopes
@@ -401,13 +399,12 @@ class Equations:
         return self.joined(self.layer.moved(self.slopes.values))
 
     def joined(self, values: Tensor) -> Tensor:
-        """Return values (V, C, H, W) as (V, C, P), with P places; of a batch, as (1, C, V P)."""
+        """Flatten values (V, C, H, W) to (V, C, P), or (1, C, V P) if the V images are one batch; P = H W."""
         flat = values.flatten(2)
         return flat.transpose(0, 1).flatten(1)[None] if self.together else flat
 
     @property
     def together(self) -> bool:
-        """Return whether the gradient is that of several images' batch."""
         return len(self.gradient) < len(self.slopes.full)
 
     def of(self, rows: Tensor) -> "Equations":
@@ -423,8 +420,8 @@ Shown = tuple[Tensor, Tensor]
 def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
     """Solve ``equations`` for V victims' inputs (V, C, H, W), and return them with their relative residual (V,).
 
-    The ReLU masks of ``equations`` are changed in place: elements that rounding may have flipped are flipped while the
-    residual falls. ``shown``: values of the inputs known from elsewhere.
+    Before, elements of the ReLU masks in ``equations`` that rounding may have set wrongly are flipped in place while
+    this lowers the residual. ``shown``: values of the inputs known from elsewhere.
     """
     for own in equations:
         turn_gates(own)
@@ -432,7 +429,7 @@ def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> 
 
 
 def turn_gates(own: Equations) -> None:
-    """Flip, in place, the elements of the ReLU mask (V, O, P, Q) of ``own`` whose change lowers the residual most."""
+    """Flip, in place, elements of the ReLU masks (V, O, P, Q) of ``own`` while this lowers its residual."""
     gates = own.slopes.open
     if gates is None or own.layer.module.kernel_size == (1, 1):
         return
@@ -456,7 +453,7 @@ def turn_gates(own: Equations) -> None:
 
 
 def solve(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, Tensor]:
-    """Solve ``equations`` as they are, without ``shown`` if it needs too much memory; see :func:`gated_inputs`."""
+    """Solve ``equations`` like :func:`gated_inputs` with fixed masks, and without ``shown`` if memory is short."""
     left = torch.cat([each.left for each in equations], 1)
     right = torch.cat([each.right for each in equations], 1)
     normal, sums = left.mT @ left, left.mT @ right  # (V, P, P), (V, P, C)
@@ -478,7 +475,7 @@ def solve(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, 
 
 
 def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
-    """Return the fall of the squared residual if one element of victims' ReLU masks ``gates`` is flipped, for each."""
+    """Return by how much flipping each element of the ReLU masks ``gates`` lowers the squared residual of ``own``."""
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)

@@ -28,15 +28,14 @@ from fl_privacy.types.schema import schema_of
 
 
 class NotFullyConnectedError(NotAttackableError):
-    """The reason why a model's first layer gives no linear equations for the pixels."""
+    """Error for a model whose first layer gives no linear equations for the pixels; the message says why."""
 
 
 @dataclass(frozen=True, eq=False)
 class FirstLayer:
     """A fully connected layer on pixels that were at most shifted and scaled individually.
 
-    ``weight`` and ``bias`` name the parameters, (M, N) and (M,) for N inputs and M outputs. The input is ``shift +
-    scale * pixels``.
+    ``weight`` and ``bias`` name the parameters, (M, N) and (M,). The layer's N inputs are ``shift + scale * pixels``.
     """
 
     weight: str
@@ -54,7 +53,7 @@ class FirstLayer:
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """The first layer with parameters, and its inputs for images: black, white and noise (``mixed`` for ``random``)."""
+    """The first layer with parameters, and its inputs for a ``black``, a ``white`` and the noise image ``random``."""
 
     name: str
     module: nn.Module
@@ -75,8 +74,8 @@ def find_first_layer(
 ) -> FirstLayer:
     """Find the first layer of ``model`` at ``state`` by passing test images of ``input_shape`` (C, H, W).
 
-    ``fixed_norms`` is ``True`` if batch norm uses the statistics sent. Raise ``NotFullyConnectedError`` if another
-    layer comes first, it has no bias, or pixels are mixed before it.
+    ``fixed_norms`` is ``True`` if batch norm uses the running statistics that the server sent. Raise
+    ``NotFullyConnectedError`` if the first layer is not fully connected, has no bias, or gets mixed pixels.
     """
     seen = probe_first_layer(model, state, input_shape, fixed_norms=fixed_norms)
     name, module = seen.name, seen.module
@@ -97,7 +96,7 @@ def find_first_layer(
 def probe_first_layer(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
 ) -> Probed:
-    """Pass test images to find the first layer with parameters, and record its inputs."""
+    """Return the first layer with parameters and its inputs for test images; see :func:`find_first_layer`."""
     values = next(iter(state.parameters.values()))
     frozen = frozen_copy(model, state, LocalPlan(batch_norm="eval"), device=values.device, dtype=values.dtype).eval()
     random = torch.rand(input_shape, generator=torch.Generator().manual_seed(0)).to(values)
@@ -126,11 +125,11 @@ def fit(weights: Tensor, biases: Tensor) -> Tensor:
 
 
 def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: float, alike: float) -> Tensor:
-    """Find V victims' ratios W_i / b_i (V, count, N) that most rows i share, distinct if possible.
+    """Return the ``count`` ratios W_i / b_i (V, count, N) that most rows i share, for each of V victims.
 
-    ``weights``: W (V, M, N). ``biases``: b (V, M), at least one not zero for each victim. ``smallest``: rows with |b_i|
-    below this share of the largest are left out. ``alike``: ratios are the same up to this share of the longer one's
-    length; at least 1e-6.
+    Different ratios are preferred. ``weights``: W (V, M, N). ``biases``: b (V, M), at least one not zero for each
+    victim. ``smallest``: rows with abs(b_i) below this share of the largest are left out. ``alike``: ratios are the
+    same up to this share of the longer one's length; at least 1e-6.
     """
     w, b = weights.double(), biases.double()
     sound = b.abs() > smallest * b.abs().amax(1, keepdim=True)
@@ -185,10 +184,7 @@ class HiddenFeatures:
 
 
 def first_hidden_layer(observation: Observation) -> str | None:
-    """Return the path of the first uploaded fully connected layer behind other layers; ``None`` if there is none.
-
-    The result is also ``None`` if batch norm uses batch statistics.
-    """
+    """Return the path of the first uploaded hidden linear layer, if any; ``None`` if batch norm mixes examples."""
     model, sent = observation.model, observation.upload.tensors
     normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     if normalizes and observation.plan.batch_norm != "eval":
@@ -210,10 +206,10 @@ def first_hidden_layer(observation: Observation) -> str | None:
 
 
 def hidden_features(reproduction: certificate.Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
-    """Reconstruct the inputs of the layer at ``path`` (:mod:`fl_privacy.attacks.exact.spear`); ``None`` if uncertain.
+    """Reconstruct a batch's inputs to the layer at ``path`` by SPEAR (:mod:`fl_privacy.attacks.exact.spear`).
 
-    A single image gives ``None``: its features are a quotient of gradients (Gu et al. 2021, Lemma 1), but descents that
-    also match these features reconstruct less (LeNet with tanh, 600 evaluations: 47, not 54 dB).
+    ``None`` if the result is not certain, and for a single image: its features are known (Gu et al. 2021, Lemma 1), but
+    descents that also match them reconstruct less.
     """
     observation = reproduction.observation
     gradient, count = as_gradient(observation), observation.upload.num_examples
@@ -237,7 +233,7 @@ def hidden_features(reproduction: certificate.Reproduction, path: str, rng: torc
 
 
 def _with_labels(reproduction: certificate.Reproduction, path: str, features: Tensor) -> HiddenFeatures | None:
-    """Repeat R distinct features as often as they occur, with labels; ``None`` if counts or labels are unclear."""
+    """Repeat each of R ``features`` (R, N) as often as it occurs, and infer labels; ``None`` if either is unclear."""
     rest = Rest(reproduction.model, path, reproduction.observation.input_shape)
     if len(features) < (size := reproduction.observation.upload.num_examples):
         times = certificate.times_of(reproduction, features, rest)(size)
@@ -256,12 +252,12 @@ _CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients solved at a time (128 
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyticInversion(GroupAttack):
-    """Attack that solves b x^T = W for the inputs of a first layer (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
+    """Attack that solves b x^T = W for the inputs x of a first layer (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
 
-    One example is the least squares solution, exact up to rounding. In a batch, neurons active for a single example
-    give that example; the ratios W_i / b_i that most rows share are taken. Several local steps count as one; Adam's are
-    refused. ``smallest``: rows whose bias gradient is below this share of the largest are left out, in [0, 1).
-    ``alike``: ratios are the same up to this share of the longer one's length, at least 1e-6.
+    W and b are the gradients of weight and bias. One example is the least squares solution, exact up to rounding. In a
+    batch, neurons active for a single example give that example; the ratios W_i / b_i that most rows share are taken.
+    Several local steps count as one; Adam's are refused. ``smallest``: rows with b_i below this share of the largest
+    are left out, in [0, 1). ``alike``: ratios are the same up to this share of the longer one's length, at least 1e-6.
     """
 
     of_rounds = "apart"
@@ -392,10 +388,10 @@ def find_patch_embedding(
 
 
 def solve(embedding: PatchEmbedding, gradients: Tensors) -> certificate.Read:
-    """Solve for the single image (1, C, H, W) behind an update by least squares, in float64.
+    """Return the single image (1, C, H, W) behind an update, by least squares in float64, and if it is unique.
 
-    The position embedding's gradient is dL/dp_t for each embedded patch p_t (APRIL, Lu et al. 2022, section 4). Then
-    dL/dW = sum_t dL/dp_t x_t^T gives, for each value in a patch, D equations for the N patches x_t. The image is unique
+    The position embedding's gradient is dL/dp_t for each patch x_t and its embedding p_t of size D (APRIL, Lu et al.
+    2022, section 4). Then dL/dW = sum_t dL/dp_t x_t^T gives D equations for each value in a patch. The image is unique
     if the error estimated from redundant equations is small.
     """
     own, (height, width) = embedding.image, embedding.patch

@@ -36,7 +36,7 @@ _KINDS: Mapping[str, type[nn.Module] | tuple[type[nn.Module], ...]] = {
 
 
 class OwnStatistics(nn.BatchNorm2d):
-    """Batch norm by statistics (1, C) set by :meth:`Residual.use`, or the inputs' own ones; ``fixed`` ones stay."""
+    """Batch norm by the running statistics that :meth:`Residual.use` sets or, while ``moving``, by the batch's own."""
 
     def __init__(self, norm: nn.BatchNorm2d, *, fixed: bool) -> None:
         super().__init__(norm.num_features, norm.eps)
@@ -129,7 +129,7 @@ MOST_PLACES = 1200  # pixels that enter a convolution whose equations are solved
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Activations of V images that were solved for, and equations that were too few to solve for others."""
+    """Activations found for V images, and leftover equations for activations that they do not determine."""
 
     values: Mapping[fx.Node, Tensor]  # (V, C, H, W) of nodes behind a ReLU, those nearest to the image last
     equations: Sequence[tuple[fx.Node, Equations]]  # (node, equations for its values)
@@ -147,8 +147,8 @@ class Known:
 class Residual:
     """A network of convolutions, batch norms, ReLUs and shortcuts, with a final fully connected layer.
 
-    ``graph`` is in float64. ``head``: node of the last layer. ``shapes``: (C, H, W) or (N,), without the batch.
-    ``count``: number of an update's images.
+    ``graph``: traced network, in float64. ``head``: last layer. ``shapes``: shape of each node's output, (C, H, W) or
+    (N,), without the batch. ``count``: number of an update's images.
     """
 
     graph: FxGraph
@@ -171,7 +171,7 @@ class Residual:
         return {name: m for name, m in self.graph.module.named_modules() if isinstance(m, OwnStatistics)}
 
     def use(self, observation: Observation) -> None:
-        """Set the statistics of norms from the running statistics uploaded, else from those sent."""
+        """Set batch norm's means and variances from the running statistics in the upload, else from those sent."""
         own = (uploaded_statistics(observation) or observation.assumed().buffers) if self.norms else {}
         for name, norm in self.norms.items():
             norm.running_mean, norm.running_var = (
@@ -179,7 +179,7 @@ class Residual:
             )
 
     def slopes_at(self, node: fx.Node, values: Tensor, gradients: Tensors) -> Tensor:
-        """Return the loss's gradient (V, C, H, W) with respect to the ``values`` of a node."""
+        """Return the loss's gradient (V, C, H, W) with respect to the ``values`` that ``node`` outputs."""
         norms, inputs = self.norms.values(), values.detach().requires_grad_(True)
         weight, slopes = (gradients[f"{self.head.target}.{kind}"] for kind in ("weight", "bias"))
         for norm in norms:
@@ -211,14 +211,14 @@ class Residual:
 
 
 def input_of(node: fx.Node) -> fx.Node:
-    """Return the only input of a node."""
+    """Return a node's only input."""
     (given,) = node.all_input_nodes
     return given
 
 
 @torch.no_grad()
 def find_residual(observation: Observation) -> Residual | None:
-    """Return a residual network that can be solved; ``None`` for others, unknown statistics or lost gradients."""
+    """Return the observation's residual network; ``None`` if it is none, or statistics or gradients are missing."""
     modules, count = list(observation.model.modules()), observation.upload.num_examples
     norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)
     trains = observation.plan.batch_norm == "train" and norms > 0
@@ -260,7 +260,7 @@ def _blind(network: Residual) -> list[fx.Node]:
 
 @torch.no_grad()
 def known_between(network: Residual, gradients: Tensors) -> Known:
-    """Solve for activations of V images from ``gradients`` (V, *shape), at nodes as near to the image as possible."""
+    """Solve for activations of V images from the parameters' ``gradients``, layer by layer toward the image."""
     own = {name: value.double() for name, value in gradients.items()}
     at, values, found = _started(network, own, own[f"{network.head.target}.bias"])
     if not found.any():
@@ -269,7 +269,7 @@ def known_between(network: Residual, gradients: Tensors) -> Known:
 
 
 def followed(network: Residual, own: Tensors, known: Known, kind: type["Step"]) -> Known:
-    """Solve for activations nearer to the image than the last ``known`` ones, a block by each step of ``kind``."""
+    """Solve for activations toward the image from the last ``known`` ones on, one block by each step of ``kind``."""
     cuts, values, equations = list(network.cuts), dict(known.values), list(known.equations)
     at, found, left = list(values)[-1], known.found, known.left
     for before in reversed(cuts[: cuts.index(at)]):
@@ -293,7 +293,7 @@ def followed(network: Residual, own: Tensors, known: Known, kind: type["Step"]) 
 
 
 def misses(network: Residual, before: fx.Node, inputs: Tensor, at: fx.Node, values: Tensor) -> Tensor:
-    """Return the relative distance (V,) between ``values`` at a node and those computed from ``inputs`` at another."""
+    """Return the relative distance (V,) of ``values`` at node ``at`` from those run from ``inputs`` at ``before``."""
     apart = (network.graph.run({before: inputs}, at) - values).flatten(1).norm(dim=1)
     share = apart / values.flatten(1).norm(dim=1).clamp_min(torch.finfo(apart.dtype).tiny)
     return torch.where(share.isfinite(), share, torch.inf)
@@ -321,7 +321,7 @@ def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, 
 
 
 def _scaled(network: Residual, at: fx.Node, values: Tensor, features: Tensor) -> tuple[Tensor, float]:
-    """Scale ``values`` so that the last layer's inputs are nearest to ``features``; return also the relative error."""
+    """Scale ``values`` at node ``at`` to bring the last layer's inputs near ``features``; return the error, too."""
     pooled = input_of(network.head)
 
     def missed(factors: Tensor) -> Tensor:
@@ -341,7 +341,7 @@ def _scaled(network: Residual, at: fx.Node, values: Tensor, features: Tensor) ->
 
 
 def heard(network: Residual, node: fx.Node, values: Tensor) -> Tensor:
-    """Set V images' values (V, C, H, W) at a ReLU to zero if noise explains them."""
+    """Set those of V images' ``values`` (V, C, H, W) at a ReLU node to zero that are no larger than the noise."""
     return above_noise(values) if network.graph.kind(node) == "relu" else values
 
 
@@ -350,7 +350,7 @@ Link = tuple[fx.Node | None, fx.Node, fx.Node, fx.Node]
 
 
 def links(network: Residual) -> list[Link]:
-    """List the first links of ``network`` whose last convolution's gradient determines its inputs up to a factor."""
+    """List the first rows of nodes (:data:`Link`) whose last convolution's gradient gives its inputs up to a factor."""
     found, kind = list[Link](), network.graph.kind
     for later in network.convolutions:
         relu = input_of(later)
@@ -363,9 +363,10 @@ def links(network: Residual) -> list[Link]:
 
 @dataclass(eq=False)
 class Step:
-    """Step that solves for the values at the node ``before`` from those at ``at``, later in the network.
+    """One step of the reconstruction toward the image: solves for the values at ``before`` from those at ``at``.
 
-    ``outputs``, ``slopes``: V images' values (V, C, H, W) at the node ``at``, and the loss's gradient by these.
+    Both are graph nodes. ``outputs``, ``slopes``: V images' values (V, C, H, W) at ``at``, and the loss's gradient
+    there.
     """
 
     network: Residual
@@ -380,7 +381,7 @@ class Step:
     gates: Tensor | None = None  # (V, C, H, W) bool, the ``outputs`` that a ReLU let through
 
     def runs(self) -> bool:
-        """Propagate the loss's gradient from ``at`` to ``before``; ``False`` if unsupported or without equations."""
+        """Collect equations for the values at ``before`` by backpropagation from ``at``; return if there are any."""
         graph, slopes = self.network.graph, {self.at: Slopes(self.slopes)}
         between = graph.behind(self.at, {self.before}) - {self.before}
         for node in reversed([node for node in graph.nodes if node in between]):
@@ -445,9 +446,9 @@ class Step:
         return heard(self.network, self.before, found)
 
     def shown(self) -> Shown | None:
-        """Return the values of a block's inputs that its shortcut reveals; ``None`` if there is none.
+        """Return those inputs of a residual block that follow from its shortcut, and how often each is known.
 
-        At active ReLUs, they are the block's outputs minus those of the other branch.
+        At active ReLUs, they are the block's outputs minus those of its other branch. ``None`` if it has no shortcut.
         """
         graph, ends = self.network.graph, {self.before, self.network.graph.image}
         if self.gates is None or graph.kind(input_of(self.at)) != "add":
@@ -475,7 +476,7 @@ class Step:
 
 
 def enough(equations: Sequence[Equations]) -> bool:
-    """Return whether the equations are at least as many as the inputs of a channel, and few enough to solve."""
+    """Return whether equations are at least as many as the unknown inputs of a channel, and few enough to solve."""
     layer = equations[0].layer
     places = layer.shape[1] * layer.shape[2] * (len(equations[0].slopes.full) if equations[0].together else 1)
     return places <= MOST_PLACES and sum(each.layer.gradients for each in equations) >= places

@@ -50,7 +50,7 @@ _SPARE = 8  # combinations of columns beyond the expected rank, to notice a high
 
 @dataclass(frozen=True, eq=False)
 class SparseFactors:
-    """Result of factoring G = D X^T with a sparse D: ``inputs`` X^T (B, N), float64, in any order.
+    """Factors G = D X^T with a sparse D: ``inputs`` X^T (B, N), float64, in any order.
 
     ``agreement``: share of elements of D that are zero if and only if W X + b is negative, for the worst example.
     """
@@ -84,17 +84,17 @@ def columns_of(weight: Tensor, most: int) -> Tensor | None:
 def sparse_factors(
     weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, *, rng: torch.Generator, starts: int
 ) -> Iterator[SparseFactors | None]:
-    """Yield ever better factors D X^T of one victim's gradient G, after each round of ``starts`` random starts.
+    """Yield factors D X^T of one victim's gradient G, better ones after each round of ``starts`` random starts.
 
-    For the letters, see the module. Due to a ReLU, the columns of D are sparse combinations of the columns of L; their
-    scales follow from g. ``None`` is yielded while fewer than B independent directions are found. The iterator ends if
-    a few rounds find nothing sparse, which suggests that there is no ReLU.
+    D is the loss's gradient at the layer's outputs, X its inputs. Due to a ReLU, the columns of D are sparse
+    combinations of the columns of L; their scales follow from g. ``None`` is yielded while fewer than B independent
+    columns are found. The iterator ends if a few rounds find nothing sparse, as without a ReLU.
 
     Args:
-        weight: G (M, N).
-        bias: g (M,).
-        layer: W (M, N) and b (M,) that the client had.
-        basis: L (M, B), see :func:`columns_of`.
+        weight: weight's gradient G (M, N).
+        bias: bias's gradient g (M,).
+        layer: weight W (M, N) and bias b (M,) as sent.
+        basis: basis L (M, B) of the columns of G, see :func:`columns_of`.
     """
     own = _Gradient(weight, bias, layer, basis)
     for search in _rounds(own, rng, starts):
@@ -159,7 +159,7 @@ def _rounds(gradient: "_Gradient", rng: torch.Generator, starts: int) -> Iterato
 def factors_near(
     columns: Tensor, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor
 ) -> SparseFactors | None:
-    """Return sparse factors near a guess ``columns`` of D (module); ``None`` if fewer than B are independent."""
+    """Return factors as in :func:`sparse_factors`, near a guess ``columns`` (M, B) of D; ``None`` if there are none."""
     own, directions = _Gradient(weight, bias, layer, basis), basis.T @ columns
     pool, directions = _Pool(own), directions / directions.norm(dim=0)
     pool.extend(torch.cat([_sparsest(own.rows, directions, schedule, own.noise) for schedule in (_SHARP, _SOFT)], 1))
@@ -173,7 +173,7 @@ def zeros(columns: Tensor, zero: float = _ZERO) -> Tensor:
 
 
 class _Gradient:
-    """A victim's gradients G and g in the basis L (see the module), and the layer's W and b, in float64.
+    """A victim's gradients G and g in a basis L of the columns of G, and the layer's W and b, in float64.
 
     ``rows`` (M', B): nonzero rows of L, times sqrt(M). ``noise``: their rounding error, 0 unless in half precision.
     ``zero``: size up to which an element counts as zero, relative to its column.
@@ -192,7 +192,7 @@ class _Gradient:
         self.zero = max(_ZERO, _ROUNDED * self.noise)
 
     def improved(self, chosen: Tensor, pool: Tensor) -> Tensor:
-        """Replace directions ``chosen`` (B, B) by some of ``pool`` so that zeros agree better with negative W X + b."""
+        """Replace columns of ``chosen`` (B, B) by some of ``pool`` so that zeros match inactive ReLUs better."""
         rows, (values, shift) = self._basis[self._live], (own[self._live] for own in self._layer)
         before = self._weight @ values.T
 
@@ -226,7 +226,7 @@ class _Gradient:
         return signed if signed.agreement >= found.agreement else found
 
     def _behind(self, silent: Tensor) -> SparseFactors:
-        """Return the sparse factors D X^T for which D (M, B) is zero where ``silent`` (M, B) is, up to rounding."""
+        """Return the factors D X^T of the gradient for which D (M, B) is nearly zero at true elements of ``silent``."""
         rows, zero = self._basis * len(self._basis) ** 0.5, self.zero
         directions = torch.linalg.eigh(torch.einsum("mb,mj,mk->bjk", silent.to(rows), rows, rows))[1][:, :, 0].T
         scales = torch.linalg.solve_ex(directions, self._bias)[0]
@@ -245,7 +245,7 @@ class _Gradient:
 
 
 class _Pool:
-    """At most ``_KEPT`` directions whose products with the gradient have most zeros, all better than random ones."""
+    """The ``_KEPT`` directions q found so far for which L q has the most zeros, and more than at random."""
 
     def __init__(self, gradient: _Gradient) -> None:
         self._rows, self._zero, rows = gradient.rows, gradient.zero, gradient.rows
@@ -268,7 +268,7 @@ def _same(some: Tensor, others: Tensor) -> Tensor:
 
 
 class _Search:
-    """Rounds of local searches for sparse directions; every second round looks outside of those found before."""
+    """Repeated searches for directions q with sparse columns L q; every second one searches outside those found."""
 
     def __init__(self, gradient: _Gradient, rng: torch.Generator, starts: int) -> None:
         rows = gradient.rows
@@ -322,10 +322,10 @@ class _Search:
 
 
 def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, float]], noise: float) -> Tensor:
-    """Move directions (B, K) until rows @ directions is locally sparsest.
+    """Refine K unit vectors ``directions`` (B, K) until rows @ directions is locally sparsest.
 
-    Each (smoothing, power) of ``schedule`` is one step of least squares on the sphere, with weights (y^2 +
-    smoothing^2)^-power for y = rows @ directions.
+    Each (smoothing, power) of ``schedule`` is one step of weighted least squares, with weights (y^2 +
+    smoothing^2)^-power for y = rows @ directions. ``noise``: least smoothing.
     """
     ridge = _RIDGE[rows.dtype] * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
     for smoothing, power in timely(schedule):

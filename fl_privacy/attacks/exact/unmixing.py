@@ -46,7 +46,7 @@ class Behind:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A layer's gradient G in the basis R of its row space, with the layer's parameters and network; see the module."""
+    """A layer's gradient G = A R, which mixes its inputs (see the module), with its parameters and later layers."""
 
     behind: Behind
     projected: Tensor  # P (B, M)
@@ -63,6 +63,7 @@ def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis
     """Build the :class:`Mixture` of a layer with the parameters W and b (``layer``).
 
     ``weight``, ``bias``: gradients G and g of these. ``basis``: basis R (B, N) of the rows of G, for N inputs.
+    ``behind``: rest of the network after the layer.
     """
     gradient, (values, shift) = weight.double(), layer
     on_basis = gradient @ basis.T
@@ -78,7 +79,7 @@ def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis
 
 
 def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps: int) -> Tensor:
-    """Fit the mixing A (B, B) from ``start`` to the network by up to ``steps`` damped Gauss-Newton steps."""
+    """Return the mixing A (B, B) that best reproduces the observed gradient, at most ``steps`` steps from ``start``."""
     point = _Point.at(mixture, start, None, labels)
     if not math.isfinite(point.misfit(torch.zeros_like(start), start)):
         return start
@@ -100,12 +101,12 @@ def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps
 
 
 def misfit(mixture: Mixture, mixing: Tensor, labels: Tensor) -> float:
-    """Return the squared distance of the observed gradient from that at the mixing A (B, B), for classes (B,)."""
+    """Return the squared distance of the observed gradient from that for the mixing A (B, B) and classes ``labels``."""
     return _Point.at(mixture, mixing, None, labels).misfit(torch.zeros_like(mixing), mixing)
 
 
 def metric_of_changes(first: Tensor) -> Tensor:
-    """Return the metric (B, B) of changes E A_0 of the mixing A_0 (``first``, (B, B)) that measures the length of E."""
+    """Return M (B, B) for which a change D = E A_0 of the mixing A_0 (``first``) has <D, D M> = squared length of E."""
     metric: Tensor = torch.linalg.inv(first.T @ first)
     return metric
 

@@ -15,16 +15,12 @@ MOST_UNCOUNTED = 1_000_000  # largest number of rows of a class without counts
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Moments:
-    """Moments of each class, such as those of a fitted GaussianNB.
+    """Moments of K classes and F features, such as those of a fitted GaussianNB."""
 
-    ``means`` and ``variances`` are (K, F) for K classes and F features, ``counts`` (K,) of rows, if sent. ``var_`` of
-    scikit-learn is the variance plus ``smoothing``, its ``epsilon_``.
-    """
-
-    means: np.ndarray
-    variances: np.ndarray
-    counts: np.ndarray | None = None
-    smoothing: float = 0.0
+    means: np.ndarray  # (K, F), ``theta_``
+    variances: np.ndarray  # (K, F), ``var_``: variances plus ``smoothing``
+    counts: np.ndarray | None = None  # (K,) numbers of rows, if sent
+    smoothing: float = 0.0  # ``epsilon_`` of scikit-learn
 
     def __post_init__(self) -> None:
         if self.means.ndim != 2 or self.means.shape != self.variances.shape:
@@ -45,9 +41,9 @@ class Moments:
 class RowsBetween:
     """The rows that one class gained or lost between two rounds.
 
-    ``rows``: (1, F) for one row of F features; (2, F) for two, each feature's smaller value, then its larger one. If
-    the class has as many rows as before, (2, F) the row that went and the row that came, NaN for equal values, assuming
-    that one was exchanged. Otherwise empty.
+    ``rows`` has F features. For ``change`` +-1, it is the row (1, F); for +-2, (2, F) each feature's smaller value,
+    then its larger one; for 0, (2, F) the row that went and the row that came, if one was exchanged, NaN for equal
+    values. Otherwise it is empty.
     """
 
     label: int
@@ -61,9 +57,9 @@ class RowsBetween:
 def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
     """Return the rows that came or went between two rounds of one client, for each class that changed.
 
-    Differences of sums and sums of squares give one row, or mean +- deviation of two; an exchange of x for x' gives x -
-    x' and x^2 - x'^2. If counts are unknown, only changes by one row are found. Rounds with different numbers of
-    classes or features raise ``UserError``.
+    The changes of a class's sum and sum of squares give one row at once, two rows as mean +- deviation, and an exchange
+    of x for x' by x - x' and x^2 - x'^2. If counts are unknown, only changes by one row are found. Rounds with
+    different numbers of classes or features raise ``UserError``.
     """
     if before.means.shape != after.means.shape:
         raise UserError(
@@ -121,7 +117,7 @@ def _counted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
 
 
 def _uncounted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
-    """Find, without counts, the one row that came or went; ``None`` if no whole number of rows fits the moments."""
+    """Find the one row of class ``label`` that came or went, without counts; ``None`` if no number of rows fits."""
     options = []
     for change, (old, new) in ((1, (before, after)), (-1, (after, before))):
         step = new.means[label] - old.means[label]

@@ -12,14 +12,11 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LogisticOptimum:
-    """A fitted model: ``coef_`` (K, F) of F features, ``intercept_`` (K,), and ``C``, infinite without a penalty.
+    """A fitted model for F features and K classes, or K = 1 for two classes."""
 
-    K is the number of classes, or 1 for two classes.
-    """
-
-    weights: np.ndarray
-    intercepts: np.ndarray
-    inverse_penalty: float = 1.0
+    weights: np.ndarray  # (K, F), ``coef_``
+    intercepts: np.ndarray  # (K,), ``intercept_``
+    inverse_penalty: float = 1.0  # ``C``, infinite without a penalty
 
     def __post_init__(self) -> None:
         if self.weights.ndim != 2 or self.intercepts.shape != self.weights.shape[:1] or self.inverse_penalty <= 0:
@@ -46,8 +43,8 @@ def weighted_sums(optimum: LogisticOptimum) -> np.ndarray:
 def last_row(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, int]:
     """Return the only one of the client's N rows that is not among the known ``rows`` (N - 1, F), and its label.
 
-    The solution has a closed form (Balle, Cherubin and Hayes, Reconstructing Training Data with Informed Adversaries,
-    IEEE S&P 2022, section 3). If there is no such row, or rounding hides it, raise ``UserError``.
+    The solution has a closed form (Balle, Cherubin and Hayes 2022, section 3). If there is no such row, or rounding
+    hides it, raise ``UserError``.
     """
     left = optimum.residuals(rows, labels)
     sums = weighted_sums(optimum) - left.T @ rows  # (K, F), (y - p) of the row times the row

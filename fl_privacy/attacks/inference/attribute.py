@@ -28,14 +28,13 @@ class AttributeInference:
     """Attack that infers an attribute of the single example behind an update (Cui et al. 2023, "RecUP-FL", Sec. 3).
 
     Classifiers learn the attribute from public examples' gradients at the sent values; log probabilities are summed
-    over rounds. ``methods``: classifiers, ``linear`` and ``mlp``. ``public``: number of public examples, with known
-    attributes, from the split that is not attacked.
+    over rounds.
     """
 
     about: ClassVar[About] = About.ATTRIBUTE
     adaptive: ClassVar[bool] = False
-    methods: Sequence[str] = tuple(HEADS)
-    public: int = 1000
+    methods: Sequence[str] = tuple(HEADS)  # classifiers, ``linear`` and ``mlp``
+    public: int = 1000  # number of public examples with known attributes, from the split that is not attacked
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(dict.fromkeys(self.methods)))
@@ -61,17 +60,14 @@ class AdaptiveAttributeInference(AttributeInference):
 
 @dataclass(eq=False)
 class AttributeWatch:
-    """Observer that adds up log probabilities of A attribute values for V victims over the rounds.
-
-    ``total``: (V, A) sums by method. ``seen``: (V,) ``True`` for victims with finite uploads so far.
-    """
+    """Observer that sums log probabilities of the A values of an attribute for V victims over the rounds."""
 
     settings: AttributeInference
-    total: dict[str, Tensor] = field(repr=False)
-    seen: Tensor = field(repr=False)
+    total: dict[str, Tensor] = field(repr=False)  # name of a method -> sums (V, A)
+    seen: Tensor = field(repr=False)  # (V,) ``True`` for victims with finite uploads so far
 
     def add(self, read: ReadRound) -> None:
-        """Classify the victims with finite uploads; ``UserError`` if too few public examples have finite uploads."""
+        """Infer attributes of victims with finite uploads; ``UserError`` if too few public examples have one."""
         if not read.victims:
             return
         for place, (model, sent, own) in enumerate(read.grouped([each for _, each in read.victims])):
@@ -133,14 +129,11 @@ METHODS: dict[str, type[MembershipMethod]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SourceInference:
-    """Attack that infers which client has an example (Hu et al. 2021, "Source inference attacks").
-
-    ``methods``: ``loss`` is the paper's, ``cosine`` compares gradients. ``members``: number of queried examples.
-    """
+    """Attack that infers which client has an example (Hu et al. 2021, "Source inference attacks")."""
 
     about: ClassVar[About] = About.SOURCE
-    methods: Sequence[str] = tuple(METHODS)
-    members: int = 1000
+    methods: Sequence[str] = tuple(METHODS)  # ``loss`` is the paper's, ``cosine`` compares gradients
+    members: int = 1000  # number of the clients' examples whose owner is inferred
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(dict.fromkeys(self.methods)))

@@ -41,9 +41,9 @@ class FinalLoss(MembershipMethod):
 
 
 class FinalReference(FinalLoss):
-    """Membership by the fall of the loss from the first sent to the final model (Mireshghallah et al. 2022, eq. 3)."""
+    """Membership by how far an example's loss falls from the first to the final model (Mireshghallah et al. 2022)."""
 
-    title, source = "Loss, final model compared with the first", "Mireshghallah et al. 2022"
+    title, source = "Loss, final model compared with the first", "Mireshghallah et al. 2022"  # eq. 3
 
     def evidence(self, read: ReadRound) -> Tensor:
         found = super().evidence(read)
@@ -74,7 +74,10 @@ def rmia(own: Tensor, usual: Tensor, population: Tensor, usual_population: Tenso
 
 
 def ratio_to_usual(own: Tensor, usual: Tensor) -> Tensor:
-    """Return the ratio of ``own`` to the probability expected from ``usual``, a mean over models without an example."""
+    """Return the ratio of the probability ``own`` to the one expected if membership is unknown.
+
+    ``usual``: mean over models not trained on the example; it also gives an estimate for models that were.
+    """
     return own / ((1 + OFFLINE) / 2 * usual + (1 - OFFLINE) / 2)
 
 
@@ -89,7 +92,7 @@ def ratio_to_others(read: ReadRound) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compared:
-    """Signals (loss, margin ...) of attacked and reference models, on candidates, then the attacker's examples."""
+    """Signals (loss, margin ...) on N examples: candidates for membership, then the attacker's own examples."""
 
     own: Tensor  # (N, S) of the attacked model
     references: Tensor  # (M, N, S) of reference models
@@ -103,7 +106,7 @@ class Compared:
         return values.where(counted, 0.0).sum(0) / counted.sum(0)
 
     def scaled(self, others: Tensor) -> Tensor:
-        """Return each example's features: signals and differences to reference models, standardized on ``others``."""
+        """Return signals and their differences to the references', standardized on the examples ``others`` (mask)."""
         ratio = ratio_to_usual((-self.own[:, :1]).exp(), self.usual((-self.references[..., :1]).exp())).log()
         found = torch.cat([self.own, self.own - self.usual(self.references), ratio], 1)
         sound = found[others & found.isfinite().all(1)]
@@ -111,7 +114,7 @@ class Compared:
 
 
 def by_rmia(found: Compared) -> Tensor:
-    """Return RMIA's scores (C,); the probability ratio breaks ties."""
+    """Return RMIA's scores (C,) of C candidates; among equal scores, the larger probability ratio ranks first."""
     number, own = found.candidates, (-found.own[:, 0]).exp()
     usual = found.usual((-found.references[..., 0]).exp())
     there = usual[number:].isfinite()
@@ -120,18 +123,19 @@ def by_rmia(found: Compared) -> Tensor:
 
 
 def by_lira(found: Compared) -> Tensor:
-    """Return offline LiRA's scores (C,): the margin minus its mean over reference models without the example.
+    """Return offline LiRA's scores (C,): the margin minus its mean over reference models not trained on the example.
 
-    Scores have the order of the one-sided test with one variance for all (Carlini et al. 2022, Sec. IV-C, VI-B).
+    The margin is log(p / (1 - p)) of the true class. Candidates have the order of the one-sided test with one variance
+    for all (Carlini et al. 2022, Sec. IV-C, VI-B).
     """
     return (found.own[:, 1] - found.usual(found.references[..., 1]))[: found.candidates]
 
 
 def stacked(found: Compared) -> Tensor:
-    """Return log odds (C,) of membership by a logistic regression on signals and differences to reference models.
+    """Return log odds (C,) of membership of C candidates, by logistic regression on signals such as the loss.
 
-    The regression learns from members and non-members of each reference model, by its signals and their differences to
-    the other reference models; none is trained on a candidate. The result is NaN for a single reference model.
+    Features are a model's signals and their differences to the (other) reference models. The regression learns from the
+    attacker's examples, some of which each reference model was trained on. NaN for a single reference model.
     """
     if len(found.outside) == 1:
         return torch.full((found.candidates,), torch.nan)
@@ -201,7 +205,7 @@ class ByReferences(FinalLoss):
 
 
 def by_references(models: str, name: str) -> type[ByReferences]:
-    """Return a class for the method ``name`` of ``BY_REFERENCES``."""
+    """Return the class of method ``name`` in ``BY_REFERENCES``; ``models``: ``final`` global one or all ``rounds``."""
     title, source, compare = BY_REFERENCES[name]
     of = "final model" if models == "final" else "all global models"
     shown = {"title": f"{title}, {of}", "source": source, "models": models, "compare": staticmethod(compare)}
@@ -213,9 +217,8 @@ def continued(logits: Callable[[Tensor], Tensor], texts: Sequence[Tensor], *, en
     """Test if a language model completes texts from their beginnings (Carlini et al. 2023, Def. 3.1).
 
     For the N texts that are long enough, return (N,) ``True`` if the greedy continuation equals the text's end, and the
-    log probability (N,) that a sampled one does (Hayes et al. 2024, "Measuring memorization through probabilistic
-    discoverable extraction"). ``logits``: function from L tokens (1, L) to a score of each token of the vocabulary. The
-    end of a text is its last half, of at most ``end`` tokens.
+    log probability (N,) that a sampled one does (Hayes et al. 2024). ``logits``: function from L tokens (1, L) to a
+    score of each token of the vocabulary. The end of a text is its last half, of at most ``end`` tokens.
     """
     greedy, sampled = list[bool](), list[float]()
     for text in (text for text in texts if len(text) >= SHORTEST):

@@ -16,13 +16,13 @@ from fl_privacy.errors import UserError
 class Canaries:
     """Number and kind of the canaries that a run inserts to audit differential privacy.
 
-    ``number``: each canary takes part with probability 1/2, independently. ``unit``: ``client``, an update as long as
-    the clipping norm, to which the defense of uploads applies in each round; ``example``, a gradient as long as the
-    clipping norm, sampled in local steps like an example; ``auto``, the unit that the defense protects.
+    ``unit``: ``client``, an update as long as the clipping norm, to which the defense of uploads applies in each round;
+    ``example``, a gradient as long as the clipping norm, sampled in local steps like an example; ``auto``, the unit
+    that the defense protects.
     """
 
     about: ClassVar[About] = About.CANARIES
-    number: int = 500
+    number: int = 500  # number of canaries; each takes part with probability 1/2, independently
     unit: Literal["auto", "client", "example"] = "auto"
 
     def __post_init__(self) -> None:
@@ -48,12 +48,12 @@ class Inference(Protocol):
 
 
 class Watch(Protocol):
-    """Observer of a training's rounds, which keeps none of them."""
+    """Observer that processes each round of a training as it ends, and stores none."""
 
     def add(self, read: ReadRound) -> None: ...
 
     def answers(self) -> Mapping[str, Tensor]:
-        """Return answers by method: scores of candidates by client, (C, N), higher for yes, or class shares (N, K)."""
+        """Return results by method: scores (C, N) of C candidates for N clients, or class shares (N, K)."""
         ...
 
     def titles(self) -> Mapping[str, tuple[str, str]]: ...

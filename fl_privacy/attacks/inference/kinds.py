@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class About(StrEnum):
-    """What an inference attack infers."""
+    """Kind of fact that an inference attack infers."""
 
     MEMBERSHIP = "membership"  # did that client train on this example?
     SOURCE = "source"  # whose is this example?

@@ -35,7 +35,7 @@ OTHERS = 2  # least number of other clients for an estimate of their spread
 
 
 def share_below_others(values: Tensor) -> Tensor:
-    """Return each value's probability to be lower under a normal distribution fitted to the other clients' values.
+    """Return each value's chance (C, K) to exceed another client's, by a normal distribution fitted to the others.
 
     It is NaN if fewer than two other values are finite. For statistics that are higher for members, this is a one-sided
     likelihood ratio of a client against the others (Zhu et al. 2024, "FedMIA", Sec. 4).
@@ -51,10 +51,10 @@ def share_below_others(values: Tensor) -> Tensor:
 
 
 def norm_difference(read: ReadRound) -> Tensor:
-    """Return |u|^2 - |u - g|^2 = 2 <u, g> - |g|^2 (C, K) for updates u and examples' gradients g.
+    """Return a membership score (C, K) of C candidates for K clients: |u|^2 - |u - g|^2 = 2 <u, g> - |g|^2.
 
-    It is higher for members: their gradients are short (Nasr et al. 2019) and lie along the update (Li et al. 2022, eq.
-    4).
+    u is a client's update, g an example's gradient. Members score higher: their gradients are short (Nasr et al. 2019)
+    and lie along the update (Li et al. 2022, eq. 4).
     """
     products, squares = read.products
     return 2 * products - squares
@@ -87,10 +87,10 @@ class Membership:
         methods: names from ``METHODS``; ``min_k`` and ``final_min_k`` only for next-token prediction.
         members: number of the clients' examples that are asked about.
         others: number of examples that are asked about and that no client has.
-        shadows: number of models that ``lira`` trains in a round, like clients on the attacker's examples.
+        shadows: number of shadow models that ``lira`` trains in each round, in the same way as a client.
         shadow_rounds: number of last rounds with shadow models.
         references: number of models trained on the attacker's examples like a whole federation, for ``final_rmia``,
-            ``rounds_rmia`` and the like; those with ``stacked`` need two.
+            ``rounds_rmia`` and the like; methods named ``..._stacked`` need at least two.
     """
 
     about: ClassVar[About] = About.MEMBERSHIP
@@ -118,7 +118,7 @@ class Membership:
 
 @dataclass(frozen=True, eq=False)
 class MembershipWatch:
-    """Membership methods that observe the same rounds."""
+    """Observer that passes each round to several membership methods, by name."""
 
     methods: dict[str, MembershipMethod]
 

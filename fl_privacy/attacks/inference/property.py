@@ -24,15 +24,13 @@ class PropertyInference:
     """Attack that infers the shares of the classes among a client's examples (after Wang et al. 2019).
 
     Shadow clients train on public examples with chosen shares; ridge regression predicts shares from an update's inner
-    products with the classes' mean gradients. ``shadows``: number of shadow clients trained in a round.
-    ``shadow_rounds``: number of last rounds with shadow clients. ``alpha``: parameter of the Dirichlet distribution of
-    shares.
+    products with the classes' mean gradients.
     """
 
     about: ClassVar[About] = About.PROPERTY
-    shadows: int = 64
-    shadow_rounds: int = 5
-    alpha: float = 0.5
+    shadows: int = 64  # number of shadow clients trained in a round
+    shadow_rounds: int = 5  # number of last rounds with shadow clients
+    alpha: float = 0.5  # parameter of the Dirichlet distribution of shares
 
     def __post_init__(self) -> None:
         checks.whole("inference.property.shadows", self.shadows, at_least=8, at_most=100_000, example=64)
@@ -53,7 +51,7 @@ class PropertyWatch:
     rounds: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
-        """Add the shares inferred in one of the last rounds; raise ``UserError`` if a class lacks public examples."""
+        """Add the class shares inferred in one of the last rounds; ``UserError`` if a class lacks public examples."""
         if read.remaining >= self.settings.shadow_rounds:
             return
         classes = self.total.shape[1]
@@ -92,7 +90,10 @@ class _Shadows:
     names: tuple[str, ...]
 
     def trained(self, shares: Tensor, size: int, rng: torch.Generator) -> Tensor:
-        """Return features (S, K) of S clients trained on ``size`` examples with class ``shares`` (S, K)."""
+        """Return features (S, K) of S clients trained on examples with ``shares`` (S, K) of K classes.
+
+        A feature is the inner product of a client's and a class's mean gradient. ``size``: examples of each client.
+        """
         labels = self.public.labels.cpu()
         weights = shares[:, labels] / labels.bincount(minlength=shares.shape[1])[labels]
         subsets, found = torch.multinomial(weights, size, replacement=True, generator=rng), []

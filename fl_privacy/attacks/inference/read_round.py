@@ -20,30 +20,22 @@ LOWEST = 0.2  # share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rehearsal:
-    """Defended uploads of public examples, from which an attacker who knows the defense learns to infer attributes.
+    """Defended uploads of public examples, from which an attacker who knows the defense learns to infer attributes."""
 
-    ``attributes``: (N,) classes of the attribute, one per example. ``uploads``: (model's values, n) -> uploads of the
-    first n examples, one each.
-    """
-
-    attributes: Tensor
-    uploads: Callable[[ModelState, int], Iterator[Observation]]
+    attributes: Tensor  # (N,) classes of the attribute, one per example
+    uploads: Callable[[ModelState, int], Iterator[Observation]]  # (model's values, n) -> uploads of n single examples
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadRound:
-    """The uploads of one round, and the candidate examples.
-
-    ``victims``: pairs (row, upload of one example) for attribute inference; ``row`` is the victim's row in the scores
-    of A attribute values, (victims, A).
-    """
+    """The uploads of one round, and the candidate examples."""
 
     observations: tuple[Observation, ...]  # K uploads, one for each client that replied
     candidates: Batch  # C examples
     public: Batch | None = None  # the attacker's examples
     public_attributes: Tensor | None = None  # (N,) of these, other than the class
     rehearsal: Rehearsal | None = None  # if the attacker knows the defense
-    victims: tuple[tuple[int, Observation], ...] = ()
+    victims: tuple[tuple[int, Observation], ...] = ()  # row in the scores of an attribute, upload of one example
     sent_next: ModelState | None = None  # global model after the round; ``None``: only uploads are known
     remaining: int = 0  # number of rounds to come
     seed: int = 0
@@ -85,7 +77,7 @@ class ReadRound:
         return self.after_each(losses_of)
 
     def after_each(self, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return the values (C, K) of ``measure``, for C candidates and the models of K clients after their uploads."""
+        """Return ``measure(logits, labels)`` (C, K) of C candidates under each of K clients' models after training."""
         pairs = zip(self.observations, self.after, strict=True)
         return torch.stack([self.measured(o.model.to(self.device), state, measure) for o, state in pairs], 1)
 
@@ -147,7 +139,7 @@ def mean_gradient(observation: Observation) -> Tensors:
 
 
 def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: int) -> Tensors:
-    """Return the mean gradient behind a ``change`` (..., *shape) of the values ``sent`` (*shape), by name.
+    """Return the mean gradient of the local steps that changed ``sent`` (*shape) by ``change`` (..., *shape), by name.
 
     SGD's momentum and weight decay are removed to first order; for Adam, the mean normalized step is returned.
     """
@@ -164,10 +156,7 @@ def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return log(p / (1 - p)) (N,) for the label's probability p (Carlini et al. 2022, eq. 6); for texts, the mean.
-
-    The mean is over tokens. For the arguments see :func:`losses_of`.
-    """
+    """Return log(p / (1 - p)) (N,) of the label's probability p (Carlini et al. 2022, eq. 6); for texts, its mean."""
     known = labels.clamp_min(0).unsqueeze(1)
     margins = logits.gather(1, known).squeeze(1) - logits.scatter(1, known, -torch.inf).logsumexp(1)
     return margins if labels.dim() == 1 else _mean_there(margins, labels)
@@ -184,7 +173,10 @@ def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def signals_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return examples' signals (N, 4): loss, margin, entropy, and minus ``lowest_of`` for tokens, or the loss."""
+    """Return four membership signals (N, 4) of N examples: loss, margin, entropy, and one by the kind of data.
+
+    The last is minus :func:`lowest_of` for texts, the loss again for others.
+    """
     entropy, loss = torch.special.entr(logits.softmax(1)).sum(1), losses_of(logits, labels)
     of_tokens = labels.dim() > 1
     last, entropy = (-lowest_of(logits, labels), _mean_there(entropy, labels)) if of_tokens else (loss, entropy)

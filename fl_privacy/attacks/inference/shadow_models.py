@@ -21,7 +21,7 @@ FEWEST = 8  # least number of the attacker's examples in, and out of, a referenc
 
 @dataclass(eq=False)
 class ReferenceModels:
-    """Signals of global and reference models, on N examples: candidates, then the attacker's P examples."""
+    """Signals (such as losses) of global and reference models on N examples: candidates, then P of the attacker's."""
 
     first: tuple[ModelState, LocalPlan] | None = None
     last: int = 0
@@ -33,7 +33,7 @@ class ReferenceModels:
     trained: int = 0  # number of rounds that reference models were trained for
 
     def see(self, read: ReadRound, number: int) -> None:
-        """Add a round, once for all methods; after the last round train ``number`` reference models."""
+        """Record the round ``read``, once for all methods; after the last round train ``number`` reference models."""
         model, public = read.observations[0].model.to(read.device), read.public
         if self.first is None and read.round == 1:  # later models know the members
             self.first = read.observations[0].assumed(), read.observations[0].plan
@@ -49,9 +49,9 @@ class ReferenceModels:
             self.trained = self.last
 
     def _trained(self, model: nn.Module, read: ReadRound, public: Batch, number: int) -> tuple[Tensor, Tensor]:
-        """Train M = ``number`` reference models on public examples.
+        """Train M = ``number`` reference models on subsets of the public examples.
 
-        Return the signals (M, N, 8) on N candidates and P public examples, and ``True`` (M, P) for training examples.
+        Return their signals (M, N, 8), as in ``seen``, and a mask (M, P), ``True`` for a model's training examples.
         """
         assert self.first is not None
         sent, plan = self.first
@@ -75,7 +75,10 @@ class ReferenceModels:
 def _signals(
     measure: Callable[[Batch, Callable[[Tensor, Tensor], Tensor]], Tensor], read: ReadRound
 ) -> tuple[Tensor, Tensor | None]:
-    """Return a model's signals (..., N, 4) and, after the last round, the signals of the final model."""
+    """Return four signals (..., N, 4) of N examples and, after the last round, those of the final model.
+
+    ``measure``: (examples, function of logits and labels) -> its values under one or many models.
+    """
     parts = [read.candidates, *([read.public] if read.public is not None else [])]
     inputs, labels = torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts])
     last = found = measure(Batch(inputs, labels), signals_of).double().cpu()
@@ -90,7 +93,7 @@ def _signals(
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions:
-    """Options of the methods, and the reference models that they share (``course``)."""
+    """Options of the membership methods, and the reference models, trained once, that all share (``course``)."""
 
     shadows: int = 64
     shadow_rounds: int = 1
@@ -126,7 +129,7 @@ class MembershipMethod(ABC):
 
     @abstractmethod
     def evidence(self, read: ReadRound) -> Tensor:
-        """Return the evidence of one round (C, K), higher for members."""
+        """Return one round's evidence (C, K) of C candidates for K clients, higher for members."""
 
 
 def averaged(
@@ -157,8 +160,8 @@ class ShadowModels(MembershipMethod):
     """Membership by the likelihood ratio of an example's margin under shadow models (LiRA, Carlini et al. 2022).
 
     Each shadow model trains like a client, on as many examples, drawn from the candidates and the attacker's examples.
-    The margin log(p / (1 - p)) is assumed normal, with one variance for all examples (Sec. IV-C). The rise of its mean
-    by membership is shrunk toward the mean rise of all examples.
+    The margin log(p / (1 - p)) is assumed normal, with one variance for all examples (Sec. IV-C). Membership raises an
+    example's mean margin; the estimated rise is shrunk toward the average of all examples.
     """
 
     title, source = "LiRA, shadow clients", "Carlini et al. 2022"
@@ -179,7 +182,7 @@ class ShadowModels(MembershipMethod):
     def _shadows(
         self, read: ReadRound, model: nn.Module, sent: ModelState, *, plan: LocalPlan, size: int, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return candidates' margins (S, C) under S shadow models, and ``True`` (S, C) if a model trained on one."""
+        """Return margins (S, C) of C candidates under S shadow models, and ``True`` (S, C) for training examples."""
         pool, missing = read.candidates, math.ceil(size / SHARE) - len(read.candidates)
         if read.public is not None and missing > 0:
             more = read.public.first(missing)

@@ -47,10 +47,10 @@ class Likelihood:
     def __call__(
         self, images: Tensor, labels: Tensor, *, softening: float = 0.0, rng: torch.Generator | None = None
     ) -> Tensor:
-        """Return the loss (V,) of V victims' images (V, B, C, H, W).
+        """Return the negative log likelihood (V,) of V victims' updates at ``images`` (V, B, C, H, W).
 
-        ``softening``: additional noise, as a share of each tensor's root mean square. If ``rng`` is given, the loss is
-        estimated from a random part of ``states``.
+        ``softening``: additional noise, as a share of each tensor's root mean square. If ``rng`` is given, estimate it
+        from randomly chosen sent models (``states``).
         """
         chosen = list(range(len(self.states)))
         if rng is not None and len(chosen) > _ROUNDS_AT_ONCE:
@@ -66,7 +66,7 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class Guesser:
-    """Function from guessed images and labels to undefended uploads; ``norm`` clips each of several gradients."""
+    """Function from guessed images and labels to the uploads that they would give without defense."""
 
     round: PreparedRound
     factor: float  # factor from the guessed gradient to the upload, with its sign
@@ -100,27 +100,19 @@ class Explained:
 class MaximumAPosteriori(GroupAttack):
     """Attack that finds the images with the largest posterior density, from all updates and an image prior.
 
-    The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
-    over all updates of the same examples. The prior is normal: mean and principal components of a class's public
-    images, or the spectrum of photographs. A result counts as leakage only beyond a control: the same attack on updates
-    of other examples.
-
-    Attributes:
-        iterations: number of Adam's steps on the coefficients of the components.
-        lr: first learning rate, in standard deviations of a coefficient.
-        attempts: largest number of attempts at each victim, with different labels.
-        prior: ``auto``: prior of public images, if any, else of photographs; ``photographs``: always these.
-        device: device of the computation; ``None``: that of the sent values.
-        most_victims: largest number of victims in one chunk; ``None``: found from the free memory.
+    The likelihood follows from the defense, known or inferred from the update
+    (:mod:`fl_privacy.attacks.likelihood.channel`), jointly over all updates of the same examples. The prior is normal:
+    mean and principal components of a class's public images, or the spectrum of photographs. A result counts as leakage
+    only if it beats a control: the same attack on updates of other examples.
     """
 
-    iterations: int = 150
-    lr: float = 0.1
-    attempts: int = 2
-    prior: str = "auto"
+    iterations: int = 150  # number of Adam's steps on the coefficients of the components
+    lr: float = 0.1  # first learning rate, in standard deviations of a coefficient
+    attempts: int = 2  # largest number of attempts at each victim, with different labels
+    prior: str = "auto"  # ``auto``: that of public images, if any, else of photographs; ``photographs``: always these
     dtype: str = "float32"
-    device: str | None = None
-    most_victims: int | None = None
+    device: str | None = None  # device of the computation; ``None``: that of the sent model's values
+    most_victims: int | None = None  # largest number of victims in one chunk; ``None``: found from the free memory
 
     def __post_init__(self) -> None:
         whole("attack.iterations", self.iterations, at_least=1, example=150)
@@ -136,7 +128,7 @@ class MaximumAPosteriori(GroupAttack):
         return {position: one.reconstruction for position, one in self.explain(group, seed, report).items()}
 
     def explain(self, group: Group, seed: int, report: Report) -> dict[int, "WithPosterior"]:
-        """Return the likeliest images of ``group`` by position; raise ``NotAttackableError`` for texts and rows."""
+        """Return the likeliest images by position in ``group``; raise ``NotAttackableError`` for texts and rows."""
         first = group.first
         if not modality_of(first.model).pixels or len(first.input_shape) != 3:
             raise NotAttackableError("Images are expected, but got texts or rows; use attack=auto.")
@@ -226,15 +218,15 @@ class MaximumAPosteriori(GroupAttack):
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """V victims' negative log posterior density, up to a constant, with its images (V, B, C, H, W) and labels."""
+    """Negative log posterior density (V,) of V victims, a function of images and labels, up to a constant."""
 
     likelihood: Likelihood
     prior: PixelPrior
-    images: Tensor | None = None
+    images: Tensor | None = None  # (V, B, C, H, W) likeliest images, if found
     labels: Tensor | None = None
 
     def losses(self, others: Mapping[int, Batch | None]) -> list[float]:
-        """Return each victim's loss for its batch in ``others`` (infinite for ``None``), or its likeliest images."""
+        """Return each victim's loss at its batch in ``others`` (infinite for ``None``), else at likeliest images."""
         assert self.images is not None
         assert self.labels is not None
         images, labels = self.images.clone(), self.labels.clone()
@@ -262,7 +254,7 @@ class Posterior:
 
 @dataclass(frozen=True, eq=False)
 class WithPosterior:
-    """A reconstruction, the posterior of the group that it was attacked in, and its row in that posterior."""
+    """A reconstruction, the joint posterior of its group of victims, and the victim's row in that posterior."""
 
     reconstruction: Reconstruction
     posterior: Posterior | None = None
@@ -270,7 +262,7 @@ class WithPosterior:
 
 
 def likelihood_of_victims(prepared: Prepared, victims: Sequence[PreparedVictim]) -> Likelihood:
-    """Build the likelihood of all updates of ``victims``; guesses' gradients are computed once for each sent model."""
+    """Build the joint likelihood of all updates of ``victims``; updates of one sent model share guessed gradients."""
     states: list[tuple[Guesser, list[Channel]]] = []
     sent: list[Observation] = []
     like = next(prepared.observer.parameters())
@@ -327,9 +319,9 @@ def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -
 def _likely_labels(
     start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
 ) -> tuple[Tensor, int]:
-    """Return labels (V, A, B) of V victims for A = ``number`` attempts, and how many of these are worthwhile.
+    """Return labels (V, A, B) of V batches of B for A = ``number`` attempts, and how many attempts to make.
 
-    If B = 1, the label is unknown and classes are few, attempt i has the i-th likeliest label; else labels are equal.
+    If B = 1, the label is unknown and classes are few, attempt i has the i-th likeliest label; else all have the same.
     """
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]
@@ -367,10 +359,10 @@ def _better(one: Explained, other: Explained) -> Explained:
 
 
 def sentences(likelihood: Likelihood, one: str, *priors: str, same: str, under: str = "defense") -> tuple[str, ...]:
-    """Return sentences for users on a search for the likeliest ``one`` (such as ``image``).
+    """Return sentences for users: which likelihood and priors an attack maximized.
 
-    ``priors``: sentences on the priors. ``same``: noun for what several updates share (``examples``). ``under``: noun
-    for the condition of the likelihood.
+    ``one``: noun for what is reconstructed (``image``). ``priors``: sentences on the priors. ``same``: noun for what
+    several updates share (``examples``). ``under``: noun for what changed the update (``defense``).
     """
     looks = f"It looks for the likeliest {one} by the probability of what was observed under the {under}."
     number = likelihood.uploads

@@ -60,7 +60,7 @@ class PrivateConvolution:
 
     @classmethod
     def of(cls, model: nn.Module, observation: Observation) -> "PrivateConvolution":
-        """Find the private convolution; ``NotAttackableError`` unless it alone is private, before a public layer."""
+        """Find the first convolution, if its weights alone are not uploaded, else raise ``NotAttackableError``."""
         shape, public = tuple(observation.input_shape), observation.sent.parameters
         layers = called_layers(model, shape)
         try:
@@ -83,7 +83,7 @@ class PrivateConvolution:
         return F.unfold(self.entering(images), **self.geometry)
 
     def undone(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the convolution's outputs (N, O, H, W) behind ``features``, and ``True`` unless a ReLU hides them."""
+        """Return the outputs (N, O, H, W) before the activation and a mask, ``False`` where a ReLU hides them."""
         kind = nn.Identity if self.activation is None else type(self.activation)
         known = features > 1e-3 if isinstance(self.activation, nn.ReLU) else torch.ones_like(features, dtype=torch.bool)
         if isinstance(self.activation, nn.LeakyReLU):
@@ -128,23 +128,19 @@ def _matching() -> attack.GradientInversion:
 
 @dataclass(frozen=True, kw_only=True)
 class BlindDeconvolution(grouping.GroupAttack):
-    """Attack on images behind a private first convolution of known geometry with unknown weights.
+    """Attack on images whose clients keep the first convolution's weights private; its geometry is known.
 
     The inputs of the first public layer are inferred from the public gradients
     (:class:`fl_privacy.attacks.feature_inversion.Recovery`). Alternating least squares then solve for the convolution
-    and for the image. They start from the mean and public images of the class, and from the first principal component
-    of the inferred inputs. The prior is normal with mean and covariance of public images. With fewer than 50 public
-    images, the principal component itself is returned; its sign and contrast are unknown.
-
-    Attributes:
-        turns: number of turns of alternating least squares.
-        starts: number of public images of the class among the starts.
+    and for the image. They start from the mean and single public images of the class, and from the first principal
+    component of the inferred inputs. The prior is normal with mean and covariance of public images. With fewer than 50
+    public images, the principal component itself is returned; its sign and contrast are unknown.
     """
 
     of_rounds = "last"
 
-    turns: int = 60
-    starts: int = 4
+    turns: int = 60  # number of turns of alternating least squares
+    starts: int = 4  # number of public images of the class among the starts
     recovery: Recovery = field(init=False, default_factory=lambda: Recovery(matching=_matching()))
 
     def __post_init__(self) -> None:
@@ -251,7 +247,7 @@ def _label(observation: Observation, model: nn.Module, seed: int) -> Tensor:
 
 
 def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return flat images: first principal component over the O channels of V victims' ``put_out`` (V, O, h, w)."""
+    """Return V flat images of ``shape``: the first principal component of the outputs ``put_out`` (V, O, h, w)."""
     maps = put_out.flatten(2) - put_out.flatten(2).mean(2, keepdim=True)
     _, _, directions = torch.linalg.svd(maps, full_matrices=False)
     first = directions[:, 0].view(len(maps), 1, *put_out.shape[2:])
@@ -260,12 +256,12 @@ def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Deconvolution:
-    """Blind deconvolution of V images: ``put_out = W patches(image) + b`` is solved for W, b and the images."""
+    """Blind deconvolution: ``put_out = W patches(image) + b`` is solved for the private layer's W, b and V images."""
 
     private: PrivateConvolution
     basis: Tensor  # (M, N) of the images' prior
     means: Tensor  # (V, N)
-    put_out: Tensor  # (V, O, P) outputs at P positions
+    put_out: Tensor  # (V, O, P) outputs of the private convolution at P positions
     known: Tensor  # (V, O, P) ``True`` if known; the others were at most 0
 
     def solve(self, starts: Tensor, turns: int, shape: tuple[int, ...]) -> Tensor:
@@ -304,22 +300,19 @@ class Deconvolution:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """One turn of S attempts at an image: solve for the convolution given the image, then for the image.
-
-    ``put_out``: (O channels, P positions) outputs of the private layer, scaled to standard deviation 1. ``known``: (O,
-    P) ``True`` for outputs that are known.
-    """
+    """One turn of alternating least squares in S attempts at an image: solve for the convolution, then the image."""
 
     mean_patches: Tensor  # (1, K, P) of the prior's mean
     moves: Tensor  # (M, K, P) change by each coefficient
-    put_out: Tensor
-    known: Tensor
+    put_out: Tensor  # (O, P) outputs of the private convolution: O channels, P positions, standard deviation 1
+    known: Tensor  # (O, P) ``True`` for outputs that are known
     filled: Tensor  # (S, O, P) outputs, with each attempt's fit in place of unknown ones
 
     def taken(self, z: Tensor, std: float) -> tuple[Tensor, "Turn", Tensor]:
-        """Return the next coefficients (S, M), the next turn, and the attempts' mean squared misfits (S,).
+        """Solve for the convolution, then for the images; return coefficients (S, M), the next turn, and misfits (S,).
 
-        ``z``: (S, M) present coefficients. ``std``: assumed standard deviation of the outputs from the fit.
+        ``z``: (S, M) coefficients of the prior's components before. ``std``: assumed standard deviation of the outputs
+        from the fit. Misfits are mean squared differences of outputs and fit.
         """
         ones = torch.ones(len(z), 1, self.moves.shape[2]).to(z)
         patches = torch.cat([self.mean_patches + torch.einsum("sm,mkp->skp", z, self.moves), ones], 1)

@@ -24,20 +24,16 @@ _SAMPLES = 16  # draws that estimate the law of a simulated defense
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """Distribution of the uploads that a guess predicts for V victims, by tensor name.
-
-    ``std``: standard deviation of the noise, in units of the upload, (V, 1) or a number; 0 without noise. ``hidden``:
-    (V, n) largest possible magnitude of an element that was not uploaded, infinite if unbounded; 0 for uploaded ones.
-    """
+    """Distribution of the uploads that a guess predicts for V victims, by tensor name."""
 
     mean: Tensors  # (V, n)
-    std: Mapping[str, Tensor | float]
+    std: Mapping[str, Tensor | float]  # (V, 1) or a number: standard deviation of the noise on the upload, 0 without
     law: Law = "normal"  # law of the noise, or of the values' encoding
     step: Mapping[str, Tensor] = field(default_factory=dict)  # (V, 1) distance of neighboring levels
-    hidden: Tensors = field(default_factory=dict)
+    hidden: Tensors = field(default_factory=dict)  # (V, n) largest magnitude of a withheld element; 0 if uploaded
 
     def noisier(self, std: Mapping[str, Tensor | float] | Tensor | float, law: Law = "normal") -> "Belief":
-        """Return the belief with independent noise added; noise of several kinds counts as normal."""
+        """Return the belief with independent noise ``std`` added; the sum of several noises counts as normal."""
         more = {name: std[name] if isinstance(std, Mapping) else std for name in self.mean}
         alone = all(isinstance(value, float) and value == 0 for value in self.std.values())
         sums = {name: (torch.as_tensor(self.std[name]) ** 2 + torch.as_tensor(more[name]) ** 2) ** 0.5 for name in more}
@@ -79,14 +75,14 @@ class HasLikelihood(Protocol):
 
 @runtime_checkable
 class Simulated(Protocol):
-    """An effect whose ``simulate(update, rng)`` applies it to V victims' updates (V, *shape), by name, at random."""
+    """A part of a defense that can be simulated: ``simulate(update, rng)`` applies it to V victims' tensors."""
 
     def simulate(self, update: Tensors, rng: torch.Generator) -> Tensors: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """The likelihood of V victims' updates in one round, or of the mean of several rounds."""
+    """Likelihood of V victims' observed updates, in one round or averaged over several, given guessed uploads."""
 
     observed: Tensors  # (V, n) by name, in the order of the guesses
     shapes: Mapping[str, torch.Size]
@@ -97,17 +93,17 @@ class Channel:
     uploads: int = 1  # number of updates whose mean is ``observed``
 
     def joined(self, other: "Channel") -> "Channel":
-        """Return one channel on the mean of both updates, which is exact under normal noise of known size."""
+        """Return one likelihood for the mean of both updates, which is exact under normal noise of known size."""
         both, share = self.uploads + other.uploads, other.uploads / (self.uploads + other.uploads)
         observed = {name: value.lerp(other.observed[name], share) for name, value in self.observed.items()}
         return replace(self, observed=observed, uploads=both)
 
     def loss(self, uploads: Tensors, softening: float = 0.0, doubt: float = 0.0) -> Tensor:
-        """Return V victims' negative log likelihood (V,) of the undefended ``uploads`` (V, *shape) by name.
+        """Return the negative log likelihood (V,) of V victims' updates, if the undefended ones were ``uploads``.
 
-        For a single victim, ``uploads`` may hold many guesses. ``softening``: further noise at the start of a descent,
-        as a share of each tensor's root mean square. ``doubt``: relative error allowed for the largest magnitude of a
-        stochastically rounded tensor; 0 allows any.
+        ``uploads``: name -> (V, *shape); for a single victim, they may hold V guesses. ``softening``: further noise at
+        the start of a descent, as a share of each tensor's root mean square. ``doubt``: relative error allowed for the
+        largest magnitude of a stochastically rounded tensor; 0 allows any.
         """
         if self.own:
             shaped = {name: value.view(-1, *self.shapes[name]) for name, value in self.observed.items()}
@@ -135,7 +131,10 @@ class Channel:
 
 
 def _written(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Tensor | None) -> Tensor:
-    """Return V victims' negative log likelihood of ``observed`` (V, n); ``step``: spacing of rounded levels, if any."""
+    """Return the negative log likelihood (V,) of ``observed`` (V, n), if ``guessed`` (V, n) gets noise by ``law``.
+
+    ``noise``: its standard deviation. ``step``: (V, 1) distance of rounding levels, ``None`` without rounding.
+    """
     if law == "unknown":
         # noise of unknown strength on an unknown multiple: n / 2 times the angle's log squared sine
         size = observed.square().sum(1) * guessed.square().sum(1)
@@ -164,8 +163,8 @@ def _level(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Ten
 def channel(defense: effects.Description, updates: Sequence[Tensors], clientele: Clientele, like: Tensor) -> Channel:
     """Build the likelihood of V victims' ``updates`` under a ``defense``, given by its public description.
 
-    If the description is empty or has an effect of unknown likelihood, the law is ``unknown``. ``like``: tensor with
-    device and dtype.
+    ``clientele``: facts about the clients. If the description is empty or an effect in it has no known likelihood, the
+    noise's law is ``unknown``. ``like``: tensor with device and dtype.
     """
     names = list(updates[0])
     observed = {name: torch.stack([update[name].flatten() for update in updates]).to(like) for name in names}
@@ -193,7 +192,7 @@ def _adds_known_noise(effect: effects.Effect) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """Facts on which an effect's likelihood may depend; ``observed``: V victims' updates (V, n) by name."""
+    """What the attacker knows to compute an effect's likelihood; ``observed``: V victims' updates (V, n) by name."""
 
     observed: Tensors
     shapes: Mapping[str, torch.Size]
@@ -207,9 +206,9 @@ class Setting:
 
 @singledispatch
 def likelihood_of(effect: effects.Effect, setting: Setting) -> Step | None:
-    """Return the function that applies ``effect`` to a :class:`Belief`; ``None`` if its likelihood is unknown.
+    """Return the function that applies the defense's ``effect`` to a :class:`Belief`; ``None`` if that is unknown.
 
-    ``@likelihood_of.register`` adds effects without ``log_likelihood`` and ``simulate``.
+    Register a function here for an effect without ``log_likelihood`` and ``simulate`` (``@likelihood_of.register``).
     """
     if isinstance(effect, HasLikelihood):
         return lambda belief: belief
@@ -217,7 +216,7 @@ def likelihood_of(effect: effects.Effect, setting: Setting) -> Step | None:
 
 
 def _simulated(effect: Simulated, setting: Setting) -> Step:
-    """Return a step of normal law, with bias and spread estimated by simulations (synthetic likelihood, Wood 2010)."""
+    """Return a step that adds normal noise, with mean and spread found by simulation (Wood 2010)."""
 
     def step(belief: Belief) -> Belief:
         rng = torch.Generator().manual_seed(0)
@@ -247,9 +246,9 @@ def _unchanged(belief: Belief) -> Belief:
 
 
 def _clipping(effect: effects.Clipped, std: float | None, setting: Setting, unit: float = 1.0) -> Step:
-    """Return the step that scales guesses to at most the clipping norm or, if unknown, to each update's estimated norm.
+    """Return the step that clips guesses to the known norm or, if unknown, scales each to its update's estimated norm.
 
-    ``std``: noise on the update, ``None`` if unknown. ``unit``: factor from the effect's norm to the upload's.
+    ``std``: noise on the update, ``None`` if unknown. ``unit``: factor from ``effect.norm`` to the upload's norm.
     """
 
     def norm(update: Tensors) -> float:
@@ -314,7 +313,7 @@ def _of_noised_layers(effect: effects.NoisedLayers, setting: Setting) -> Step | 
 
 @likelihood_of.register
 def _of_dp_sgd(effect: effects.ClippedExamples, setting: Setting) -> Step:
-    """Return the step that clips one example's gradient and adds noise; :class:`Guesser` clips those of several."""
+    """Return the step that adds noise and clips a single example's gradient; :class:`Guesser` clips several."""
     clientele = setting.clientele
     known = effect.norm is not None and effect.noise_multiplier is not None
     std = (effect.norm or 0) * (effect.noise_multiplier or 0) * clientele.step_noise / clientele.batch_size
@@ -399,20 +398,21 @@ _ROUNDED_OFF = 0.1  # share of a Laplace scale within which the loss is smoothed
 
 
 def normal(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
-    """Return victims' negative log likelihood, up to a constant, for Gaussian noise of standard deviation ``std``."""
+    """Return the negative log likelihood (V,) of ``observed`` (V, n) under Gaussian noise ``std`` on ``guessed``."""
     return (0.5 * ((observed - guessed) / std).square()).sum(1)
 
 
 def laplace(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
-    """Return victims' negative log likelihood, up to a constant, for Laplace noise of standard deviation ``std``."""
+    """Return the negative log likelihood (V,) of ``observed`` (V, n) under Laplace noise ``std`` on ``guessed``."""
     apart = (observed - guessed) / (std / 2**0.5)
     return ((apart.square() + _ROUNDED_OFF**2).sqrt() - _ROUNDED_OFF).sum(1)
 
 
 def stochastic_rounding(observed: Tensor, guessed: Tensor, step: Tensor) -> Tensor:
-    """Return each victim's loss (V,) under stochastic rounding to levels ``step`` apart (QSGD, Alistarh et al. 2017).
+    """Return the negative log likelihood (V,) of stochastically rounded values (QSGD, Alistarh et al. 2017).
 
-    The loss is -log(1 - d / step) for a level at distance d from the guess, continued as a parabola from 0.98 steps on.
+    It is -log(1 - d / step) for a level ``observed`` at distance d from ``guessed``, and levels ``step`` apart. From d
+    = 0.98 step on, it continues as a parabola.
     """
     apart = (observed - guessed).abs() / step
     inside = -torch.log1p(-apart.clamp(max=_EDGE))
@@ -421,6 +421,6 @@ def stochastic_rounding(observed: Tensor, guessed: Tensor, step: Tensor) -> Tens
 
 
 def interval(guessed: Tensor, low: Tensor, high: Tensor, std: Tensor) -> Tensor:
-    """Return half the squared distance of victims' guesses from the interval ``low`` to ``high``, by ``std``."""
+    """Return half the squared distance (V,) of ``guessed`` (V, n) from [``low``, ``high``], in units of ``std``."""
     beyond = (low - guessed).clamp_min(0) + (guessed - high).clamp_min(0)
     return (0.5 * (beyond / std).square()).sum(1)

@@ -127,21 +127,17 @@ def _parents(joint: Tensor, shares: Tensor, rows: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RowMoves:
-    """P changes of one cell of a row of F encoded values.
-
-    ``rows``, ``labels``: public rows (N, F) and (N,). ``mask``, ``values``: (P, F) entries that a change sets, and
-    their values; :meth:`tried` draws new values of numbers.
-    """
+    """P possible changes, each of one column of a row of F encoded values."""
 
     prior: RowPrior
-    rows: Tensor
-    labels: Tensor
-    mask: Tensor
-    values: Tensor
+    rows: Tensor  # (N, F) public rows
+    labels: Tensor  # (N,)
+    mask: Tensor  # (P, F) entries that a change replaces
+    values: Tensor  # (P, F) their new values; :meth:`tried` draws those of numbers anew
     column: Tensor  # (P,) column of each change
 
     def tried(self, row: Tensor, rng: torch.Generator) -> Tensor:
-        """Return rows (S, P, F): the ``row`` of each of S searches after each of P changes."""
+        """Return rows (S, P, F): each of P changes applied to the ``row`` of F values in each of S searches."""
         schema, searches = self.prior.schema, len(row)
         values, at = self.values.expand(searches, -1, -1), schema.number_values.to(row.device)
         if len(at):
@@ -161,7 +157,7 @@ class RowMoves:
 
 
 def row_moves(prepared: Prepared, observation: Observation) -> RowMoves:
-    """Build the changes of a row from the attacker's public rows, or from rows drawn by the schema if these are few."""
+    """Build the changes of cells that a search tries, with values of public rows or, if few, of drawn rows."""
     schema, known = schema_of(observation.model), observation.knowledge
     assert schema is not None
     rows, labels = known.public_images, known.public_labels
@@ -211,7 +207,7 @@ class RowSearch:
         return self._losses(surprise, lambda guesser, some: guesser(rows[some], labels[some]))
 
     def of_one(self, place: int, rows: Tensor, labels: Tensor) -> Tensor:
-        """Return the losses (S, P) with the row at ``place`` replaced by rows (S, P, F) with labels (S, P)."""
+        """Return losses (S, P): those of S searches if each of P ``rows`` (S, P, F) replaces the row at ``place``."""
         (searches, number), size, prior = labels.shape, self.labels.shape[1], self.moves.prior
         if not self.additive or size == 1:
             whole, own = (each[:, None].repeat_interleave(number, 1) for each in (self.rows, self.labels))
@@ -245,7 +241,7 @@ class RowSearch:
         return self.losses.view(-1, *[1] * (losses.dim() - 1)) - losses - temperature * (-rand.log()).log()
 
     def change(self, place: int, temperature: float) -> None:
-        """Sample changes of cells, the class or the row at ``place`` in each search; ``temperature`` is in nats."""
+        """Change cells, the class or all of the row at ``place`` in each search, sampled at ``temperature`` (nats)."""
         moves, own, label = self.moves, self.rows[:, place], self.labels[:, place]
         searches, at = len(own), torch.arange(len(own), device=own.device)
         changed, column = moves.tried(own, self.rng), moves.column.expand(searches, -1)
@@ -275,7 +271,7 @@ class RowSearch:
         self.losses = torch.where(take, losses[at, chosen], self.losses)
 
     def certainty(self) -> Tensor:
-        """Return the posterior probability (B, C) of each cell's value among those tried, for a single search."""
+        """Return the probability (B, C) of each cell's value against the others tried; for a single search only."""
         schema, found = self.moves.prior.schema, []
         for place in range(self.labels.shape[1]):
             tried = self.moves.tried(self.rows[:, place], self.rng)
@@ -291,15 +287,14 @@ class RowSearch:
 class LikeliestRows:
     """Attack that finds the rows with the largest posterior density, from all updates and a prior of rows.
 
-    The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
-    over all updates of the same rows. Searches start from public rows or, if these are few, rows drawn by the schema.
-    The prior, a tree of dependent columns, is learned from the same rows. Searches change cells, classes and whole
-    rows, at a falling temperature. ``evaluations``: number of evaluations of loss and gradient for each victim, which
-    limits the time. ``device``: ``None`` for that of the sent values.
+    The likelihood follows from the defense, known or inferred from the update
+    (:mod:`fl_privacy.attacks.likelihood.channel`), jointly over all updates of the same rows. Searches start from
+    public rows or, if these are few, rows drawn by the schema. The prior, a tree of dependent columns, is learned from
+    the same rows. Searches change cells, classes and whole rows, at a falling temperature.
     """
 
-    evaluations: int = 4800
-    device: str | None = None
+    evaluations: int = 4800  # evaluations of loss and gradient for each victim, which limit the time
+    device: str | None = None  # ``None``: that of the sent model's values
 
     def __call__(
         self,
@@ -353,7 +348,7 @@ class LikeliestRows:
 
 
 def begin_search(prepared: Prepared, victim: PreparedVictim, moves: RowMoves, start: Batch | None) -> RowSearch:
-    """Begin searches at likely public rows and, if given, ``start``.
+    """Begin searches at the public rows of largest likelihood and, if given, at ``start``; ``moves``: changes to try.
 
     ``NotAttackableError`` if the likelihood of the updates is unknown.
     """

@@ -85,10 +85,10 @@ class _TextLikelihood:
             return torch.cat([self._of(own, labels) for own in torch.split(tokens, max(1, _CHUNK // len(labels)))])
 
     def gains(self, words: Tensor, there: Tensor, labels: Tensor, soft: float) -> Tensor:
-        """Return the linearized gain in log likelihood (M, B, L, n) of each of n words at L positions of M guesses.
+        """Return the first-order gain in log likelihood (M, B, L, n) of each of n words at L positions of M guesses.
 
-        ``words``: (M, B, L, d) mean embeddings of the guesses, at which the slope is taken. ``there``: (M, B, L)
-        ``True`` for positions with a word. ``soft``: smoothing of Adam's step.
+        ``words``: (M, B, L, d) mean embeddings of the guesses. ``there``: (M, B, L) ``True`` for positions with a word.
+        ``soft``: share of the root mean square that smooths Adam's step.
         """
         inputs = torch.cat([words, there[..., None].to(words)], -1).requires_grad_()
         for step in self.steps:
@@ -222,21 +222,20 @@ def why_not_searched(observation: Observation) -> str | None:
 class LikeliestText(GroupAttack):
     """Attack that finds the texts with the largest posterior density, from all updates and a prior of words.
 
-    The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`). Searches
-    start from public texts, whose trigrams are the prior, or from random words. A distribution of words at each
-    position is annealed (relaxed as in Guo et al. 2021). Clients must train one step: with SGD on up to four texts,
-    with Adam on one. ``evaluations``: number of evaluations of loss and gradient for each victim. ``device``: ``None``
-    for that of the sent values.
+    The likelihood follows from the defense, known or inferred from the update
+    (:mod:`fl_privacy.attacks.likelihood.channel`). Searches start from public texts, whose trigrams are the prior, or
+    from random words. A distribution of words at each position is optimized at a falling temperature (relaxed as in Guo
+    et al. 2021). Clients must train one step: with SGD on up to four texts, with Adam on one.
     """
 
-    evaluations: int = 4800
-    device: str | None = None
+    evaluations: int = 4800  # evaluations of loss and gradient for each victim
+    device: str | None = None  # ``None``: that of the sent model's values
 
     def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
         return undo_evident_defenses(observations)
 
     def prepared(self, group: Group, seed: int) -> Prepared:
-        """Prepare ``group``, with the directions of clients' steps as gradients, or raise ``NotAttackableError``."""
+        """Prepare ``group``, with directions of the clients' steps as gradients, or raise ``NotAttackableError``."""
         if (reason := why_not_searched(group.first)) is not None:
             raise NotAttackableError(reason)
         settings = Settings(
@@ -278,7 +277,7 @@ class LikeliestText(GroupAttack):
 
 
 def begin_search(prepared: Prepared, victim: PreparedVictim) -> _TextSearch:
-    """Begin searches at the likeliest public texts, or at random words."""
+    """Begin searches at the public texts of largest likelihood, or at random words without public texts."""
     observation, likelihood, size = victim.observation, _likelihood(prepared, victim), prepared.shape[0]
     table, longest = likelihood.source.table, prepared.shape[1]
     rng = derive_generator(prepared.seed, MEMBER, str(observation.id))

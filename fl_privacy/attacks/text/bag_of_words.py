@@ -93,7 +93,7 @@ _SMOOTHED = 0.5  # number added to the count of each token in public texts
 
 
 class BagReader:
-    """Finds the words of victims that share the sent ``model``, plan and number of texts."""
+    """Finds the words of victims that have the sent ``model``, training plan and number of texts in common."""
 
     def __init__(self, model: TextModel, first: Observation, seed: int) -> None:
         place = word_evidence.where_words_are(model, first.upload.tensors)
@@ -175,7 +175,7 @@ class BagReader:
 
 
 def _odds(observation: Observation, size: int, expected: int) -> Tensor:
-    """Return the probability that each token occurs among ``expected`` tokens drawn like public texts."""
+    """Return each token's probability (``size``,) to be among ``expected`` tokens, as frequent as in public texts."""
     public = observation.knowledge.public_images
     counts = torch.full((size,), _SMOOTHED, dtype=torch.float64)
     if public is not None:
@@ -202,14 +202,15 @@ _ROWS_AT_ONCE = 1 << 27  # elements of rows held at a time
 class BagOfWords(GroupAttack):
     """Attack that finds the words of texts, and their frequencies, from the rows of the embeddings' gradient (ours).
 
-    Only tokens of the batch change their rows; pruning, rounding and several steps of any optimizer keep this visible.
-    Under noise, each row's likelihood is compared with that of noise resampled from the upload, so that at most one in
-    ten of the found words, and half a word for each text, is expected to be false. A word's count follows from the
-    length of its row, or for a single text from the rows of the position embedding, which also give the order.
+    Each token of the vocabulary has a row. Only tokens of the batch change theirs, even after pruning, rounding and
+    several steps of any optimizer. Under noise, each row's likelihood is compared with that of noise resampled from the
+    upload; at most a tenth of the found words, and 0.5 words for each text, are expected to be false. A word's count
+    follows from the norm of its row, or for a single text from the rows of the position embedding, which also give the
+    order.
 
-    With a tied output layer, or if only the output layer is uploaded, words are rows with unusually large norms; then
-    no word is found under noise or for a confident model, and none counts as exact. If neither gradient is uploaded,
-    :mod:`fl_privacy.attacks.text.token_evidence` is used.
+    If embeddings and output layer share weights, or if only the output layer is uploaded, words are rows with unusually
+    large norms. Then no word is found under noise or for a confident model, and none is certain (``words_exact``). If
+    neither gradient is uploaded, :mod:`fl_privacy.attacks.text.token_evidence` is used.
     """
 
     of_rounds = "apart"
@@ -245,7 +246,7 @@ def _made(observation: Observation, model: TextModel, bag: Bag | str) -> Reconst
 
 
 def _dealt(observation: Observation, model: TextModel, bag: Bag) -> Tensor:
-    """Return texts' token ids: one ordered text, or the words divided among texts of known or equal lengths."""
+    """Return token ids (N, L): the words in their order, if known for a single text, else divided among N texts."""
     if bag.ordered is not None:
         return bag.ordered[None]
     number, words = observation.upload.num_examples, bag.all

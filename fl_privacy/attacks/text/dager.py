@@ -48,20 +48,18 @@ _ROUNDED = 1e-6  # distance from the span that is rounding in single precision
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Texts found in an update, and the largest distance ``apart`` of their states from the gradient's span.
+    """Texts found in an update, and the largest distance of their hidden states from the row space of the gradient."""
 
-    ``clear``: ``True`` if the texts are certain, provided that they reproduce the whole update.
-    """
-
-    texts: Sequence[Tensor]
-    apart: float
-    clear: bool
+    texts: Sequence[Tensor]  # token ids (L,) of each
+    apart: float  # largest distance, about 0 for right texts
+    clear: bool  # ``True`` if no other texts fit; such texts are certain if they reproduce the whole update
 
 
 def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, tolerance: float, texts: int) -> _Read:
-    """Extend prefixes by tokens whose states are in the span, until none fits; return the longest prefixes as texts.
+    """Extend prefixes token by token while their hidden states lie in ``span``; return the longest prefixes as texts.
 
-    ``tolerance``: largest distance from the span. ``texts``: number of texts; equal ones are returned once.
+    ``span``: row space of the gradient of the second block's attention. ``tolerance``: largest distance from the span.
+    ``texts``: number of texts; equal ones are returned once.
     """
     prefixes, scores = candidates.tokens[0][:, None], candidates.distances[0]
     farthest = torch.zeros_like(scores)
@@ -102,24 +100,22 @@ _FULL = 0.9  # share of the first span's rank above which the second span contai
 class Dager(grouping.GroupAttack):
     """Attack that reconstructs exact texts with fewer tokens than the model's width (DAGER, Petrov et al. 2024).
 
-    A token was at a position if and only if its embedding lies in the span of the first attention layer's gradient. The
-    second block's span then selects the texts: prefix by prefix in a decoder, by exchanges of tokens in an encoder,
-    where the first block's gradient also reveals positions and neighbors of words
-    (:mod:`fl_privacy.attacks.text.encoder_assembly`, ours) and known texts are subtracted.
+    A token was at a position if and only if its embedding lies in the span (row space) of the first attention layer's
+    gradient. The span of the second block's gradient then shows which tokens form a text: prefix by prefix in a
+    decoder, by exchanges of tokens in an encoder. For encoders, we also infer positions and neighbors of words from the
+    first block's gradient (:mod:`fl_privacy.attacks.text.encoder_assembly`), and subtract the gradients of texts
+    already found.
 
-    A reconstruction is ``proven`` if the whole update is reproduced (for copies, with its scale) and every alternative
-    is at least ten times farther from a span. For a single text, alternatives are all other tokens; for several, all
-    tokens outside the span and all other choices inside; and other lengths, if lengths are unknown.
-
-    Attributes:
-        tolerance: distance from a span up to which a vector lies in it, as a share of that of a random one.
-        rounds: number of searches for the texts of an encoder.
+    A reconstruction is ``proven`` if it reproduces the whole update, and every alternative is at least ten times
+    farther from a span. If a text occurs several times in the batch, the update's scale has to fit, too. Alternatives
+    are all other tokens and, for several texts, all other choices of tokens inside the span; if lengths are unknown,
+    also other lengths.
     """
 
     of_rounds = "apart"
 
-    tolerance: float = 0.05
-    rounds: int = 4
+    tolerance: float = 0.05  # distance from a span up to which a vector lies in it, as a share of a random one's
+    rounds: int = 4  # number of searches for the texts of an encoder
 
     def __post_init__(self) -> None:
         number("attack.tolerance", self.tolerance, above=0, below=1, example=0.05)
@@ -303,7 +299,7 @@ class Peeling:
         return text.residual < self.tolerance / CLEAR
 
     def _mended(self, assembly: Assembly, guess: GuessedTexts, lengths: Lengths) -> list[Assembled]:
-        """Exchange tokens of the guessed texts until texts are certain, and return these."""
+        """Exchange tokens of guessed texts; return those texts that then lie in the second block's span."""
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
         found: list[Assembled] = []
         for attempt in range(_ATTEMPTS):
@@ -330,9 +326,10 @@ class Peeling:
         return []
 
     def _without(self, left: Peeled, text: Tensor) -> Peeled:
-        """Subtract the gradient of ``text`` and its copies, if one of its words occurs in no other text.
+        """Subtract the gradient of ``text``, as often as the text occurs in the batch, from the gradient in ``left``.
 
-        ``left`` itself is returned if all words occur in other texts, too.
+        The number of occurrences follows from a word that is in no other text. If there is none, return ``left``
+        itself.
         """
         seen = self._attended(left, left.gradient) if left.lengths.hold(len(text)) else None
         if seen is None:

@@ -27,7 +27,7 @@ _DECIDABLE = 1e-6  # distances below this are rounding in single precision
 
 @dataclass(frozen=True, eq=False)
 class Assembled:
-    """A text's ``tokens`` (L,), and the distance ``residual`` of its hidden states from ``Assembly.span``."""
+    """Text of candidate ``tokens`` (L,); ``residual``: distance of its hidden states from the gradient's span."""
 
     tokens: Tensor
     residual: float
@@ -36,13 +36,10 @@ class Assembled:
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
-    """Search for texts of candidate tokens for which the model's hidden states lie in ``span``.
-
-    ``span``: row space of the gradient of the second block's attention, which contains the right texts' states.
-    """
+    """Search for texts of candidate tokens for which the model's hidden states lie in ``span``."""
 
     model: TextModel
-    span: Span
+    span: Span  # row space of the gradient of the second block's attention, which contains the right texts' states
     classified: int | None  # position of the only token whose state is in the span; ``None`` if all are
     candidates: Candidates
     any_length: bool = False
@@ -65,7 +62,7 @@ class Assembly:
         return replace(self, unit=self.unit * farthest) if farthest > _DECIDABLE else self
 
     def descend(self, texts: Tensor, fixed: int | None = None) -> list[Assembled]:
-        """Exchange tokens of ``texts`` (n, L), position by position except ``fixed``, to approach the span."""
+        """Exchange tokens of ``texts`` (n, L) by position, except ``fixed``, to bring the texts nearer to the span."""
         texts = texts.clone()
         best = self.residuals(texts)
         for _ in range(_SWEEPS):
@@ -88,7 +85,7 @@ class Assembly:
         return [Assembled(text, residual, other > CLEAR * residual) for text, residual, other in each]
 
     def judged(self, text: Assembled) -> Assembled:
-        """Return ``text``; ``clear`` is ``True`` if texts with another token are much farther from the span."""
+        """Return ``text`` with ``clear`` set: ``True`` if texts with any other token are much farther from the span."""
         others, length = [], len(text.tokens)
         for position, at in enumerate(self.candidates.tokens[: len(text.tokens)]):
             choices = at[at != text.tokens[position]]
@@ -123,7 +120,7 @@ class Assembly:
 
 
 def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
-    """Keep the candidates at each position whose random texts are nearest to the span."""
+    """Keep, at each position, the candidate tokens that bring random texts nearest to the span of the gradient."""
     if assembly.classified is not None:
         return assembly
     tokens = list(assembly.candidates.tokens[: lengths.longest])
@@ -145,10 +142,11 @@ def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Asse
 def assemble(
     assembly: Assembly, *, lengths: Lengths, tolerance: float, rng: torch.Generator, rounds: int, enough: Enough
 ) -> list[Assembled]:
-    """Assemble one text for each of ``lengths``; return the nearest to the span if not all are within ``tolerance``.
+    """Assemble a text for each of ``lengths`` from candidate tokens, with hidden states in the gradient's span.
 
-    Each token that is in no text yet starts a search, in each of ``rounds``. Fewer texts are returned if
-    ``enough(texts)`` confirms that they and their copies are the whole batch.
+    Searches start from each token that is in no text yet, ``rounds`` times. If not all texts are within ``tolerance``
+    of the span, the nearest are returned. ``enough``: function from texts to ``True`` if these, some of them repeated,
+    are the whole batch; then fewer texts are returned.
     """
     whole = assembly.in_units(rng)
     assembly = narrowed(whole, lengths, rng)
@@ -198,7 +196,7 @@ def _searched(
 
 
 def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) -> list[Assembled]:
-    """Choose, for each of ``lengths``, the text of that length nearest to the span; any if lengths are unknown.
+    """Choose for each of ``lengths`` the text nearest to the gradient's span; any lengths if these are unknown.
 
     If no text of a length is left, one is repeated, or an empty list is returned if ``repeated`` is ``False``.
     """
@@ -225,7 +223,7 @@ _PASSES, _NOISE = 25, 1e-6  # passes of expectation maximization, and the varian
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The first block's gradient, split by word and by position."""
+    """The gradient of the first transformer block, as a sum over words and as a sum over positions."""
 
     words: Tensor  # (V, m) summand of each word, float64
     positions: Tensor  # (P, m) summand of each position, with the same sum over all
@@ -234,20 +232,18 @@ class Parts:
 
 @dataclass(frozen=True, eq=False)
 class GuessedTexts:
-    """Texts guessed from their words' positions; most of their tokens are right.
+    """Texts guessed from the positions of their words; most of their tokens are right."""
 
-    ``tokens``: for each position, the ids (n,) of its n possible tokens. ``texts``: ids (L,) of each text's L tokens,
-    the shortest first; all of the greatest length if lengths are unknown. ``held``: mask (L,) for each text, ``True``
-    for words found at one position only.
-    """
-
-    tokens: Sequence[Tensor]
-    texts: Sequence[Tensor]
-    held: Sequence[Tensor]
+    tokens: Sequence[Tensor]  # (n,) possible tokens at each position
+    texts: Sequence[Tensor]  # (L,) tokens of each text, the shortest first; at maximum length if lengths are unknown
+    held: Sequence[Tensor]  # (L,) ``True`` for words found at one position only, which are reliable
 
 
 def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Lengths) -> GuessedTexts | None:
-    """Guess the texts of V ``words`` from the first block's gradient; ``None`` if too few positions are clear."""
+    """Guess the texts of a batch from the first block's gradient, a sum over all texts.
+
+    ``words``: (V,) ids that may occur. ``None`` if fewer words than texts were found at one position only.
+    """
     number, longest = lengths.number, lengths.longest
     parts = parts_of(model, gradient, words, longest)
     if parts is None:
@@ -282,8 +278,7 @@ def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: L
 def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -> Parts | None:
     """Split the first block's query, key and value gradients into a summand for each word and each position.
 
-    ``words``: V possible tokens. ``longest``: number of positions. ``None`` if these three weights are fused or were
-    not uploaded, if no layer norm precedes them, or if there are more summands than the layer has inputs.
+    ``words``: V possible tokens. ``longest``: number of positions. ``None`` if this block or update does not permit it.
     """
     names, norm = model.attention_weights[0], model.entry_norm
     if norm is None or len(names) != 3 or model.transposed or not all(name in gradient for name in names):
@@ -310,7 +305,7 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
 
 
 def shares_of(parts: Parts) -> Tensor:
-    """Estimate which share of each word's summand belongs to each position; a word's shares add up to 1."""
+    """Estimate how the gradient of each of V words divides among P positions; return shares (V, P) that add up to 1."""
     lengths = parts.words.norm(dim=1, keepdim=True).clamp_min(1e-12)
     atoms = parts.words / lengths
     gram, aim = atoms @ atoms.T, atoms @ parts.positions.T
@@ -333,10 +328,10 @@ def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
 
 @torch.no_grad()
 def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Return how much (T, n) the gradient of each of T words depends on the keys and queries of n tokens.
+    """Return how much (T, n) the gradient of each of T words depends on n tokens; near 0 for tokens of other texts.
 
-    ``alone``: indices (T,) of words that are at one position only. ``tokens`` (n,) are at ``positions`` (n,). Sparse
-    Bayesian learning (Tipping 2001) uses one variance for all heads.
+    ``parts``: first block's gradient, split by word. ``alone``: indices (T,) of words that are at one position only.
+    ``tokens`` (n,) are at ``positions`` (n,). The method is sparse Bayesian learning (Tipping 2001).
     """
     longest = int(positions.max()) + 1
     inputs = entering_block(model, tokens[:, None].expand(-1, longest), 0)[torch.arange(len(tokens)), positions]
@@ -355,7 +350,7 @@ def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, posi
 def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
     """Estimate by EM the variances (T, n) of the coefficients with which n ``atoms`` (H, m, n) add up to ``seen``.
 
-    ``seen``: (T, H, m) gradients of T words, for the keys and queries of all heads (H), which share the variances.
+    ``seen``: (T, H, m) gradients of T words. H: keys and queries of all heads, which share the variances.
     """
     noise = _NOISE * torch.eye(atoms.shape[1], dtype=atoms.dtype, device=atoms.device)
     found = atoms.new_full((len(seen), atoms.shape[2]), 1 / atoms.shape[2])
@@ -369,9 +364,9 @@ def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
 
 
 def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
-    """Divide T tokens into ``number`` groups (T,) by spectral clustering (Damle, Minden, Ying 2019).
+    """Divide T tokens into ``number`` groups (T,), their texts, by spectral clustering (Damle, Minden, Ying 2019).
 
-    ``support``: (T, T) affinities, at least 0. ``positions`` (T,) of a group's tokens are made to differ.
+    ``support``: (T, T) affinities, at least 0. ``positions`` (T,): tokens at the same position get affinity 0.
     """
     affinity = support.masked_fill(positions[:, None] == positions, 0)
     affinity = affinity / affinity.sum(1, keepdim=True).clamp_min(1e-300)

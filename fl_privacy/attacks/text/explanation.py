@@ -27,11 +27,10 @@ def next_tokens(tokens: Tensor) -> Tensor:
 
 
 def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest: int) -> Tensor:
-    """Return ``tokens`` (B, L) with one more token appended to each text: the inferred label of its last position.
+    """Append to each text in ``tokens`` (B, L) one more token, the inferred label of its last position.
 
-    The label follows by least squares from the output layer's gradient, minus the part that is due to known labels.
-    Comparing that part with the gradient gives the client's scaling, but not at rows of the texts' own words, to which
-    a tied layer adds the embeddings' gradient. Texts of ``longest`` tokens are not extended.
+    The label follows by least squares from the output layer's gradient, minus the part that is due to known labels. The
+    gradient is first divided by the client's scaling, see :func:`_scale`. Texts of ``longest`` tokens are not extended.
     """
     head = head_of(model)
     if head is None or head[0] not in gradient:
@@ -60,10 +59,11 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
 
 
 def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float | None:
-    """Return the factor of the client's scaling, by comparing the gradient ``seen`` with its part ``known``.
+    """Return the factor by which the client multiplied its gradient, from the gradient ``seen`` and its part ``known``.
 
-    Rows of ``tokens`` and directions of ``states`` (B, d) are left out, since other parts of ``seen`` lie there.
-    ``None`` if nothing is left, or the factor is not positive.
+    ``known``: output layer's gradient due to known labels. Elements with other parts are left out: rows of ``tokens``,
+    to which a tied layer adds the embeddings' gradient, and directions of the last hidden ``states`` (B, d). ``None``
+    if nothing is left, or the factor is not positive.
     """
     others = torch.ones(len(seen), dtype=torch.bool, device=seen.device)
     others[tokens] = False
@@ -107,11 +107,11 @@ class Explanation:
         return self._reproduction.distance(batch) if len(batch.inputs) == self._number else float("inf")
 
     def repeated(self, texts: Sequence[Tensor], rank: int) -> Batch | None:
-        """Return the batch of ``texts`` (L,), some of them repeated, that alone reproduces the update and its scale.
+        """Find how often each of ``texts`` (L,) occurs in the batch, such that it reproduces the update exactly.
 
-        ``None`` if no batch or several do, or if a text hardly changes the update. Clipped updates do not fit.
-        ``texts``: all different. ``rank``: rank of the first span, the least number of different pairs of token and
-        position.
+        Return this batch; ``None`` if there is none or several, or if a text hardly changes the update. The scale has
+        to fit, too, so clipped updates do not. ``texts``: all different. ``rank``: rank of the first attention layer's
+        gradient, the least number of different pairs of token and position.
         """
         if len({pair for text in texts for pair in enumerate(text.tolist())}) < rank:
             return None
@@ -146,7 +146,7 @@ class Explanation:
 
 
 def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:
-    """Replace the soft labels of each text's ``copies`` by classes with the same sum; ``None`` for a fractional sum."""
+    """Replace soft labels by classes with the same sum over each text's ``copies``; ``None`` if a sum is not whole."""
     if not batch.labels.is_floating_point():
         return batch
     classes = []

@@ -44,11 +44,12 @@ class Span:
 
 
 def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = False, least: float = 0.0) -> Span:
-    """Return the span of the inputs of ``block``'s attention, from its layers' gradients.
+    """Return the span (row space) of the gradient of ``block``'s attention layers, which contains their inputs.
 
     Directions with small singular values are left out: those near the smallest as noise, those below ``least`` as
-    rounding. For an adapter B A x, the gradient of A is used, or that of B while B is zero and A has none. ``queries``:
-    ``True`` uses only the first layer. ``NotAttackableError`` if no such gradient was uploaded.
+    rounding. For a LoRA adapter B A, the gradient of A is used, or that of B while B and therefore A's gradient are
+    zero. ``queries``: ``True`` uses only the first layer, that of the queries. ``NotAttackableError`` if no such
+    gradient was uploaded.
     """
     names = model.attention_weights[block][: 1 if queries else None]
     adapters = [found for name in names if (found := adapter_of(model, name)) is not None]
@@ -64,7 +65,7 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
 
 
 def _row_space(rows: Tensor, least: float = 0.0) -> tuple[Tensor, int]:
-    """Return an orthonormal basis (r, d) of ``rows`` of width d, without noise or values below ``least``, and d."""
+    """Return a basis (r, d) of the row space of ``rows``, without noise or singular values below ``least``, and d."""
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     width = rows.shape[1]
     noise = float(values[-max(1, width // 8) :].median()) if len(values) == width else 0.0
@@ -115,7 +116,7 @@ class Lengths:
 
     @classmethod
     def of(cls, observation: Observation, model: TextModel) -> Self:
-        """Return the known lengths, without a language model's last token, or else infer the greatest length."""
+        """Return the known lengths, or infer the greatest; a language model's last tokens do not count."""
         number, longest = observation.upload.num_examples, observation.input_shape[0]
         if observation.knowledge.lengths is not None:
             lengths = sorted((observation.knowledge.lengths - int(model.next_token)).tolist())
@@ -171,7 +172,7 @@ class Candidates:
         return self.length > 0 and all(map(len, self.tokens[: self.length]))
 
     def hold(self, texts: Sequence[Tensor]) -> bool:
-        """Return whether all tokens of ``texts`` (L,) are candidates, clearly nearer to the span than others."""
+        """Return whether all tokens of ``texts`` (L,) are candidates, and others are much farther from the span."""
         farthest = 0.0
         for text in texts:
             if len(text) > len(self.tokens):
@@ -193,11 +194,12 @@ def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor:
 
 
 def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Lengths, tolerance: float) -> Candidates:
-    """Find every pair of token and position for which the first block's input is in ``span``.
+    """Find the possible tokens at each position: those whose input of the first block lies in ``span``.
 
-    In several texts, pairs (v, p), (w, p) and (v, q) also put (w, q) in the span. Texts of unknown length end before
-    the first position without candidates; in texts of known length, the nearest tokens are then taken. ``tokens``: (n,)
-    possible tokens. ``tolerance``: largest distance of a pair from the span, relative to a random vector's.
+    With several texts, false pairs of token and position lie there, too: with (v, p), (w, p) and (v, q) also (w, q).
+    Texts of unknown length end before the first position without candidates; for texts of known length, the nearest
+    tokens are then taken. ``tokens``: (n,) possible tokens. ``tolerance``: largest distance of a pair from the span,
+    relative to a random vector's.
     """
     few = torch.split(tokens, max(1, _AT_ONCE // (lengths.longest * span.width)))
     each = (entering_block(model, some[:, None].expand(-1, lengths.longest), 0) for some in few)

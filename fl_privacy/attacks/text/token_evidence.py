@@ -27,14 +27,11 @@ _ULPS = 4.0  # roundings in single precision by which a step of Adam from zero m
 
 @dataclass(frozen=True, eq=False)
 class Entrance:
-    """A linear layer before any attention, whose input depends on one token only.
-
-    ``through``: name of the weight (d, n) of a linear layer directly before it, such as an adapter's A; else ``None``.
-    """
+    """A linear layer before any attention, whose input depends on one token only."""
 
     weight: str  # name of its parameter, (O, d), or (d, O) if ``transposed``
     module: str  # path of the layer whose input is a function of token and position
-    through: str | None
+    through: str | None  # name of the weight (d, n) of a linear layer directly before, such as an adapter's A
     transposed: bool
     positioned: bool  # ``True`` if a token's input depends on its position
 
@@ -83,7 +80,7 @@ def _same_inputs(one: Tensor, two: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Rows (m, n) of an update, each a weighted sum of a layer's inputs for the tokens."""
+    """Rows (m, n) of an update, each a weighted sum, over the batch's tokens, of a layer's inputs with n values."""
 
     rows: Tensor  # float64
     module: str  # path of the layer whose input is a function of token and position
@@ -91,7 +88,7 @@ class View:
 
 
 def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[View]:
-    """Return the parts of an update that are weighted sums of a layer's inputs, joined for layers with equal inputs."""
+    """Return the gradients of ``entrances``, whose rows are weighted sums of the inputs, joined for equal inputs."""
     gradient = slopes(observation, [entrance.weight for entrance in entrances])
     direct: dict[str, list[Tensor]] = {}
     views = []
@@ -111,8 +108,8 @@ def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[Vi
 def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
     """Return the update of the parameters ``names`` as gradients, up to a factor, as far as the optimizer permits.
 
-    Adam's first step divides each element by its size plus 1e-8; the shortfall from the learning rate gives the size,
-    up to a largest size that can be inferred. Several steps of Adam are only divided by the learning rate.
+    Adam's first step moves each element by lr g / (abs(g) + 1e-8). This is solved for g, which is capped if rounding
+    hides its size. Several steps of Adam are only divided by the learning rate.
     """
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd":
@@ -176,7 +173,7 @@ class Pairs:
 
 
 class EvidenceCandidates:
-    """Inputs of the sent ``model``'s first layers for all tokens at all positions."""
+    """Inputs that each token of the vocabulary, at each position, gives to the first layers of the sent ``model``."""
 
     def __init__(self, model: TextModel, length: int, *, positioned: bool, rng: torch.Generator) -> None:
         self._model, self.length = model, length if positioned else 1
@@ -199,7 +196,7 @@ class EvidenceCandidates:
         return self._samples[path]
 
     def spread(self, path: str) -> Tensor:
-        """Return float64 inputs (m, d) of the layer ``path`` for m tokens not in ``sample``, each at one position."""
+        """Return float64 inputs (m, d) of layer ``path`` for m tokens not in :meth:`sample`, each at one position."""
         tokens = self._order[min(_EACH, self.size // 2) :][: _FRAMED * self.sample(path).shape[-1]]
         parts = []
         for begin in range(self.length):
@@ -221,7 +218,7 @@ class EvidenceCandidates:
 
 @dataclass(frozen=True, eq=False)
 class WhitenedFrame:
-    """Coordinates in which candidates have equal variance in all directions."""
+    """Linear coordinates in which the inputs of all tokens have equal variance in all directions."""
 
     path: str
     own: Tensor  # (n, n) map of an update's rows
@@ -242,10 +239,11 @@ class _Basis:
     best: Tensor  # (numbers, V) each token's evidence at its best position
 
     def evidence(self, states: Tensor, whole: Tensor) -> Tensor:
-        """Return the evidence (R, n, L) of tokens at positions, for each of R numbers of leading directions.
+        """Return the evidence (R, n, L) for n tokens at L positions, for R numbers of leading directions.
 
-        Evidence is minus the log of a bound on the probability that a random token has as large a share in the
-        directions. ``states``: (n, L, d) inputs of the layer. ``whole``: (n, L) their squared lengths in the frame.
+        Evidence is minus the log of a bound on the probability that a random token has as large a share of its squared
+        length in these directions. ``states``: (n, L, d) inputs of the layer. ``whole``: (n, L) their squared lengths
+        in ``frame``.
         """
         share = _shares(states @ (self.frame.whole @ self.rows.T).to(states), whole, self.numbers).double()
         usual, freedom = self.usual.to(share).unsqueeze(2)
@@ -262,7 +260,10 @@ def _shares(along: Tensor, whole: Tensor, numbers: Sequence[int]) -> Tensor:
 
 
 def _seldom(share: Tensor, usual: Tensor, freedom: Tensor) -> Tensor:
-    """Return -log of a bound on the chance of ``share`` or more if ``usual`` is expected (Dasgupta, Gupta 2003)."""
+    """Return -log of a bound on the chance that a random vector has at least ``share`` of its energy in a subspace.
+
+    ``usual``: mean share. ``freedom``: degrees of freedom of the share (Dasgupta, Gupta 2003).
+    """
     share = share.maximum(usual).clamp_max(1 - _NEVER)
     rest = (1 - usual) * ((1 - share) / (1 - usual)).log()
     return -0.5 * freedom * (usual * (share / usual).log() + rest)
@@ -293,10 +294,11 @@ def _basis(view: View, candidates: EvidenceCandidates) -> _Basis | None:
 def found_pairs(
     victims: Sequence[Sequence[View]], candidates: EvidenceCandidates, *, texts: int, most: int
 ) -> list[Pairs | None]:
-    """Find each victim's tokens that lie more in the span of its views than chance explains; ``None`` if it has none.
+    """Find each victim's tokens: those with a larger share in the spans of its views than chance explains.
 
-    Views that have full rank are left out. Either views of a layer's inputs or views behind an adapter's A are used:
-    those that find more tokens. ``texts``: number of texts. ``most``: largest number of tokens.
+    A view is one layer's gradient, whose span contains the inputs of the batch's tokens. Views of LoRA adapters' B are
+    used instead if these find more tokens. Views of full rank are left out; ``None`` if none is left. ``texts``: number
+    of texts. ``most``: largest number of tokens.
     """
     bases = [[basis for view in views if (basis := _basis(view, candidates)) is not None] for views in victims]
     every = [basis for own in bases for basis in own]
@@ -317,7 +319,10 @@ def found_pairs(
 
 
 def _named(bases: Sequence[_Basis], candidates: EvidenceCandidates, texts: int, most: int) -> Pairs:
-    """Return at most ``most`` tokens whose evidence, summed over ``bases``, exceeds chance."""
+    """Return at most ``most`` tokens with more evidence than chance explains, summed over a victim's ``bases``.
+
+    ``bases``: spans of layers' gradients. ``texts``: number of texts; it limits the expected number of false tokens.
+    """
     total, together = candidates.size * candidates.length, torch.stack([basis.best for basis in bases]).sum(0)
     views = (torch.tensor([basis.numbers for basis in bases]) > 0).sum(0)
     which = int((total * _by_chance(together, views[:, None]) < FALSE_PER_TEXT).sum(1).argmax())
@@ -347,7 +352,8 @@ def _alike(
     """Count ``tokens`` (k,), the surest first, that may be found only because they resemble the tokens before them.
 
     In trained embeddings, similar tokens share directions; only the component outside the span of those before proves a
-    token's presence. ``which``: index of the number of directions in each basis. ``evidence``: (k, L) at each position.
+    token's presence. ``bases``: spans of layers' gradients. ``which``: index of the number of leading directions used
+    in each. ``evidence``: (k, L) that each token is at each position.
     """
     place, left = evidence.argmax(1), torch.zeros(len(tokens), dtype=torch.float64)
     used = [basis for basis in bases if basis.numbers[which]]
@@ -364,7 +370,7 @@ def _alike(
 
 
 def _by_chance(evidence: Tensor, views: Tensor) -> Tensor:
-    """Return a bound on the probability that chance gives as much ``evidence`` in ``views`` views; 1 without views."""
+    """Return a bound on the chance of this sum of ``evidence`` over ``views`` layer gradients; 1 without any."""
     term, total = torch.ones_like(evidence), torch.zeros_like(evidence)
     for number in range(int(views.max())):
         total = total + term * (number < views)

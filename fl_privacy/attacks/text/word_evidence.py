@@ -22,7 +22,7 @@ _DIRECTIONS = 48  # leading directions of a word's row that are modeled one by o
 
 @dataclass(frozen=True, eq=False)
 class WordModel:
-    """Normal distribution of a token's contribution to its row's gradient, up to a common factor."""
+    """Normal distribution of what one occurrence of a token adds to its row of the gradient, up to a common factor."""
 
     mean: Tensor  # (r,) along ``directions``
     spread: Tensor  # (r,) variance along each of them
@@ -31,7 +31,7 @@ class WordModel:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """Simulated statistics of a token's row in a gradient."""
+    """Simulated statistics of what a token adds to its row of the embeddings' gradient."""
 
     models: tuple[WordModel, ...]  # one model for each class of a text, then an isotropic one
     energy: float  # mean squared length of a token's contribution
@@ -41,11 +41,11 @@ class Expected:
 def simulated(
     model: TextModel, *, length: int, public: Tensor | None, labels: Tensor | None, texts: int, rng: torch.Generator
 ) -> Expected:
-    """Simulate the gradient's rows of tokens, for texts drawn from ``public`` if given.
+    """Simulate what tokens add to their rows of the embeddings' gradient, for texts drawn from ``public`` if given.
 
     ``length``: number L of tokens of a text, at least 2. ``public``: (N, L) token ids of N texts of the domain, -1 for
-    no token; ``None`` draws tokens evenly. ``labels``: (B,) known classes, if any. ``texts``: number B of texts;
-    several texts of different classes share one distribution.
+    no token; ``None`` draws tokens evenly. ``labels``: (B,) known classes, if any. ``texts``: number B of texts; for
+    several, all classes have one distribution.
     """
     classes = _classes(model, labels)
     tokens = _drawn(model, length, public, _TEXTS * len(classes), rng).to(model.words.weight.device)
@@ -74,7 +74,7 @@ def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
 
 
 def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rng: torch.Generator) -> Tensor:
-    """Return texts (number, length) cut from ``public`` texts, or of random tokens if these are ``None``."""
+    """Return texts (number, length) cut from ``public`` texts, or of random tokens without these."""
     if public is None:
         return torch.randint(model.words.num_embeddings, (number, length), generator=rng)
     pool = public[public >= 0].cpu().long()
@@ -108,12 +108,12 @@ _MOST = 8  # largest number of times that a word occurs
 
 
 def repeated(energy: Tensor, *, common: float, total: int | None) -> Tensor:
-    """Estimate each word's number of occurrences (k,), at least 1, from its row's squared norm.
+    """Estimate each word's number of occurrences (k,), at least 1, from the squared norm of its row of the gradient.
 
     The squared norm for c occurrences is c + c (c - 1) common times that for one occurrence, where ``common`` in [0, 1]
     is the mean inner product of two occurrences over the squared norm of one. ``energy``: (k,) squared norms, with the
-    noise's subtracted. ``total``: number of tokens. If it is ``None``, a word counts as repeated above twice the median
-    squared norm.
+    noise's subtracted. ``total``: number of tokens, to which the counts add up; ``None``: a word counts as repeated
+    above twice the median squared norm.
     """
     times = torch.arange(1, _MOST + 1, dtype=energy.dtype, device=energy.device)
     growth = times + times * (times - 1) * common
@@ -133,11 +133,11 @@ _SWEEPS = 20
 
 
 def placed(words: Tensor, positions: Tensor) -> Tensor:
-    """Return the index (L,) of the word at each position.
+    """Return for each of L positions the index (L,) of its word among the k ``words``.
 
-    ``words`` (k, d) and ``positions`` (L, d) are the gradients' rows of the word and the position embedding. A word's
-    row is the sum of the rows of its positions; words are exchanged until these sums have the least squared error. If
-    ``positions`` has zeros, as after pruning, words are not exchanged.
+    ``words`` (k, d) and ``positions`` (L, d) are rows of the gradients of the word and the position embedding. A word's
+    row is the sum of the rows of its positions; positions exchange words until these sums have the least squared error.
+    If ``positions`` has zeros, as after pruning, they do not.
     """
     words, positions = words.double(), positions.double()
     found = _paired(words, positions)
@@ -145,7 +145,7 @@ def placed(words: Tensor, positions: Tensor) -> Tensor:
 
 
 def _paired(words: Tensor, positions: Tensor) -> Tensor:
-    """Return the index (L,) of a near word for each position; each word gets a position if there are enough."""
+    """Return for each of L ``positions`` the index (L,) of a close vector of k ``words``; all are used if k <= L."""
     number, length = len(words), len(positions)
     found = torch.full((length,), -1, dtype=torch.long, device=words.device)
     left = _apart(words, positions)
@@ -204,14 +204,10 @@ _ULPS = 4.0  # roundings in single precision, in each local step, by which an un
 
 @dataclass(frozen=True, eq=False)
 class WordRows:
-    """Rows of updates, one for each of the vocabulary's V tokens.
+    """Rows of updates, one for each of the vocabulary's V tokens, minus the row that absent tokens have."""
 
-    ``values``: (n, V, d) rows of n victims minus an absent token's row, with the sign of a gradient, in units of the
-    upload. ``untouched``: (n, V) ``True`` if the row equals an absent token's, up to rounding.
-    """
-
-    values: Tensor
-    untouched: Tensor
+    values: Tensor  # (n, V, d) rows of n victims, with the sign of a gradient and the scale of the upload
+    untouched: Tensor  # (n, V) ``True`` if the row equals an absent token's, up to rounding
     where: Where
 
     def of(self, number: int) -> "WordRows":
@@ -219,7 +215,7 @@ class WordRows:
 
 
 def where_words_are(model: TextModel, uploaded: Tensors) -> tuple[str, Where] | None:
-    """Return name and kind of the uploaded tensor with a row for each token, or ``None``."""
+    """Return the name of the uploaded tensor with a row for each token, and its layer (:data:`Where`), or ``None``."""
     head = head_of(model) if model.next_token else None
     if model.word_weight in uploaded:
         return model.word_weight, "tied" if head is not None and head[0] == model.word_weight else "embeddings"
@@ -230,10 +226,10 @@ def where_words_are(model: TextModel, uploaded: Tensors) -> tuple[str, Where] | 
 
 @torch.no_grad()
 def word_rows(observations: Sequence[Observation], name: str, where: Where) -> WordRows:
-    """Return the rows of the tensor ``name``, one for each token, in updates with one plan and model.
+    """Return each token's row of the uploaded tensor ``name``, for updates with one training plan and sent model.
 
-    Weight decay is subtracted. The median row is subtracted, too: always for an output layer, whose rows are nearly
-    equal; for embeddings, only if most rows equal the median.
+    ``where``: layer of the tensor. Weight decay is subtracted. The median row is subtracted, too: always for an output
+    layer, whose rows are nearly equal; for embeddings, only if most rows equal the median.
     """
     first = observations[0]
     sent, plan = first.sent.parameters[name].float(), first.plan
@@ -287,11 +283,11 @@ def found_words(
     stated_noise: float | None,
     rng: torch.Generator,
 ) -> FoundWords:
-    """Find the words in the ``rows`` of a single victim.
+    """Find the words in the texts of one victim from the ``rows`` of its update, one for each token of the vocabulary.
 
     ``odds``: prior probability of each token. ``most``: largest number of tokens in the texts. ``expected``: simulated
-    rows of words; ``None`` if rows are exact. ``stated_noise``: standard deviation of an element's noise, if the
-    defense is known; ``None`` to estimate it.
+    statistics of words' rows; ``None`` if rows are exact. ``stated_noise``: standard deviation of an element's noise,
+    if the defense is known; ``None`` to estimate it.
     """
     values, untouched = rows.values[0], rows.untouched[0]
     energy = values.square().sum(1)
@@ -316,11 +312,11 @@ def found_words(
 
 
 def words_of_head(rows: WordRows, most: int) -> FoundWords:
-    """Find words in the ``rows`` of a language model's output layer, for one victim.
+    """Find at most ``most`` words in the ``rows`` of a language model's output layer, for one victim.
 
     The gradient sums (p - y) h^T over all positions, with prediction p, label y and hidden state h. A word's row is
-    many times as long as others; under noise or for a confident model, none is found. Rows in the direction of the
-    others belong to tokens that the model expected, and are left out.
+    many times as long as others; under noise or for a confident model, none is found. Rows with nearly the direction of
+    most rows are left out: the model only expected their tokens.
     """
     values = rows.values[0]
     lengths = torch.linalg.vector_norm(values, dim=1)
@@ -341,13 +337,16 @@ def _exactly(untouched: Tensor, energy: Tensor) -> FoundWords:
 
 
 def is_exact(rows: WordRows, most: int, stated_noise: float | None) -> bool:
-    """Return whether no noise is stated, and at most ``most`` rows of the first victim, a minority, changed."""
+    """Return whether the first victim's changed rows are exactly its words: few, and without stated noise."""
     touched = int((~rows.untouched[0]).sum())
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not stated_noise
 
 
 def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> tuple[WordModel, Tensor]:
-    """Return the distribution in ``expected`` and its scale (1,) for which all rows are likeliest."""
+    """Return the distribution in ``expected``, and its scale (1,), under which the rows ``values`` are likeliest.
+
+    ``odds``: (V,) probability of each token to occur. ``variance``: that of the noise on an element.
+    """
     strongest = float(values.square().sum(1).max())
     scales = float((max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5) * 2.0 ** torch.arange(
         2 - _SCALES, 2, dtype=torch.float64, device=values.device
@@ -363,9 +362,9 @@ def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float
 
 
 def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -> Tensor:
-    """Return log ratios (V, S) of V rows' densities as words, at each of S ``scales``, to those as pure noise.
+    """Return log likelihood ratios (V, S): each of V rows as a word's, at each of S ``scales``, against pure noise.
 
-    Words are N(s mean, s^2 spread + variance) at the scale s, noise is N(0, variance).
+    At scale s, a word's row is N(s mean, s^2 spread + variance) for ``model``; noise is N(0, variance).
     """
     spread, mean = (t.double() for t in (model.spread, model.mean))
     wide = scales[:, None] ** 2 * spread + variance
@@ -383,8 +382,8 @@ def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -
 def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generator) -> Tensor:
     """Draw rows (m, d) of pure noise like the noise in V rows, ``values`` (V, d); m is chosen here.
 
-    Each element is drawn from its column in rows other than the possible ``words`` (k,). All rows are then scaled to
-    the median squared length of the rows in ``values``. ``energy``: squared lengths (V,) of the latter.
+    Each element is drawn from the same column of ``values``, but not from the rows of possible ``words`` (k,). All rows
+    are then scaled to the median squared length of ``values``. ``energy``: (V,) squared lengths of ``values``.
     """
     others = torch.ones(len(values), dtype=torch.bool, device=values.device)
     others[words] = False
@@ -402,7 +401,7 @@ def significant(score: Tensor, noise: Tensor, prior: Tensor, *, texts: int, most
 
     :func:`few_false` bounds the expected number of false ones (Benjamini and Hochberg 1995, with weights by Genovese et
     al. 2006). ``score``: evidence plus ``prior`` of each token. ``noise``: (m,) evidence of noise rows, without a
-    prior. ``prior``: log odds of each token.
+    prior. ``prior``: log odds of each token. ``texts``: number of texts. ``most``: largest k.
     """
     order = score.argsort(descending=True)[:most]
     noise, (kinds, tokens) = noise.sort().values, torch.unique(prior, return_counts=True)

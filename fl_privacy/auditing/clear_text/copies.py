@@ -75,10 +75,10 @@ def _copies(rows: int, of: int, how: str) -> str:
 
 @_QUIET
 def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int]) -> tuple[int, int] | None:
-    """Return the numbers of columns of ``array``, (N,) or (N, f), and of the table that contains all of them.
+    """Return how many columns ``array``, (N,) or (N, f), has, and how many the table has that contains all of them.
 
     Values of a column may be repeated and in any order. Columns with too few different values are skipped, but at least
-    half must be compared. ``None`` if no table of ``tables`` (N, F) fits. ``counts``: possible numbers of examples.
+    half must be compared. ``None`` if no table of ``tables`` (N, F) fits. ``counts``: possible numbers N of examples.
     """
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or len(array) < LEAST_ROWS or not array.size:
         return None
@@ -164,8 +164,8 @@ def _figures(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool = True) -> int:
     """Count the rows that equal some row of ``known``; 0 if chance may explain these.
 
-    ``ordered=False`` ignores the order of values in a row. ``natural``: ``True`` if the rows are the array's own, not
-    reshaped; many rows are then evidence even if each has few digits.
+    ``ordered=False`` ignores the order of values in a row. ``natural``: ``True`` if the array was not reshaped to rows;
+    many rows are then evidence even if each has few digits.
     """
     codes = np.unique(_codes(known, ordered=ordered))
     hits = rows[np.isin(_codes(rows, ordered=ordered), codes)]
@@ -206,7 +206,10 @@ def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
 
 
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
-    """Return the bits of evidence in values, and order if ``ordered``; evenly spaced values have 0 unless ``ramps``."""
+    """Return the bits of evidence that a match of ``row`` is no coincidence.
+
+    Values count and, if ``ordered``, their order; evenly spaced values have 0 unless ``ramps``.
+    """
     values = np.asarray(row, dtype=np.float64)
     numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     if len(numbers) < 2 or (not ramps and len(values) > 2 and np.allclose(np.diff(values, 2), 0, atol=1e-9)):
@@ -222,7 +225,7 @@ def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> floa
 
 
 def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
-    """Count those of the first rows that equal a row of ``known`` up to scale and offset; 0 if it may be chance."""
+    """Count how many of the first ``rows`` equal a row of ``known`` up to scale and offset; 0 if it may be chance."""
     first = rows[: max(1, MOST_PRODUCTS // known.size)] if rows.shape[1] >= LEAST_WIDTH else rows[:0]
     telling = [row for row in _standardized(first) if _bits(row) >= 2 * ENOUGH]
     if not telling:

@@ -27,7 +27,7 @@ class Sent:
 
 @dataclass(eq=False)
 class Inventory:
-    """Record of sent entries; arrays are kept only as shape and size."""
+    """Record of all entries in messages between server and clients; of arrays, only shape and size are kept."""
 
     _lines: dict[tuple[str, str, str, str, str], list[tuple[int, int, str]]] = field(
         default_factory=lambda: defaultdict(list)

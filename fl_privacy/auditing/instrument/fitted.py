@@ -57,7 +57,7 @@ class Fitted:
 def leaks_of_nodes(fit: Fitted, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> list[Leak]:
     """List the leaks in a reply that holds nodes of scikit-learn's trees, pickled or as an array for each field.
 
-    ``arrays`` and ``values``: content of the reply by record/name.
+    ``arrays``: the reply's arrays, by record/name; ``values``: its other entries.
     """
     pickled = {key: array.tobytes() for key, array in arrays.items() if array.dtype == np.uint8 and array.ndim == 1}
     pickled |= {key: value for key, value in values.items() if isinstance(value, bytes)}
@@ -84,7 +84,7 @@ _NODE_VALUES = {
 
 
 class FittedBy:
-    """Records the tables on which a client fits models of imported libraries."""
+    """Records the data tables that a client passes to ``fit`` of imported libraries, such as scikit-learn."""
 
     def __init__(self) -> None:
         self.fits: list[Fitted] = []
@@ -141,7 +141,6 @@ class FittedBy:
 
 
 def _table(data: Any, label: Any, kind: type = np.float32) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows (N, F) and labels (N,); ``ValueError`` for other shapes, or a sparse table above ``MOST_BYTES``."""
     if (sparse := hasattr(data, "toarray")) and np.prod(data.shape, dtype=float) * 8 > MOST_BYTES:
         raise ValueError("the sparse matrix is too large")
     rows: np.ndarray = np.array(data.toarray() if sparse else data, dtype=kind)
@@ -207,7 +206,7 @@ class InLayers(nn.Module):
 
 @contextmanager
 def sklearn_lent(code: str) -> Iterator[bool]:
-    """Train scikit-learn's networks using PyTorch until the block ends; yield ``True`` if ``code`` has some."""
+    """Context in which scikit-learn's neural networks train in PyTorch; yields ``True`` if ``code`` uses them."""
     if not re.search(r"\bMLP(Classifier|Regressor)\b", code) or importlib.util.find_spec("sklearn") is None:
         yield False
         return
@@ -217,14 +216,13 @@ def sklearn_lent(code: str) -> Iterator[bool]:
 
 
 def _begun(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> None:
-    """Initialize an estimator's network, and mark it if the app calls ``partial_fit`` only to create the network."""
+    """Initialize an estimator by ``original``; mark it if the app calls ``partial_fit`` only to create its weights."""
     original(estimator, *args, **kwargs)
     codes = (frame.f_code for frame, _ in traceback.walk_stack(None))
     estimator._is_made = any(_MAKES.search(c.co_name) and not _NOT_ITS_OWN.search(c.co_filename) for c in codes)
 
 
 def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, **kwargs: Any) -> None:
-    """Train a network as scikit-learn does, with the same optimizer; ``original`` trains for unsupported options."""
     incremental = args[-1] if args else kwargs.get("incremental", False)
     made = vars(estimator).pop("_is_made", False) and incremental
     usual = estimator.solver == "adam" or (estimator.solver == "sgd" and estimator.learning_rate == "constant")
@@ -266,7 +264,6 @@ def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, 
 
 
 def _optimizer(estimator: Any, network: FromSklearn, penalty: float, *, goes_on: bool) -> torch.optim.Optimizer:
-    """Return an estimator's optimizer with weight decay ``penalty``; if ``goes_on``, in its last state."""
     made: torch.optim.Optimizer
     own, rate, momentum = network.parameters(), estimator.learning_rate_init, estimator.momentum
     if estimator.solver == "adam":

@@ -34,13 +34,13 @@ def keras_on_torch() -> Any:
 
 
 def backend_blamed(errors: Iterable[str]) -> list[str]:
-    """Return a sentence on what to try, if Keras runs on PyTorch and one of the ``errors`` may come from that."""
+    """Return one sentence of advice if Keras runs on PyTorch and one of ``errors`` may come from that; else nothing."""
     blamed = keras_on_torch() is not None and any(re.search("(?i)keras|torch|backend", each) for each in errors)
     return ["Keras ran on PyTorch, which may have caused an error; KERAS_BACKEND=tensorflow avoids it."] * blamed
 
 
 def is_keras(module: object) -> bool:
-    """Return ``True`` for a layer of Keras on PyTorch."""
+    """Return whether this is a Keras layer on PyTorch."""
     return (keras := keras_on_torch()) is not None and isinstance(module, keras.Layer)
 
 
@@ -49,19 +49,19 @@ def _has_own_code(layer: Any) -> bool:
 
 
 def adds_channel(network: Any) -> bool:
-    """Return whether a Keras network takes images."""
+    """Return whether a Keras network takes images, so that gray ones need an added channel."""
     return len(getattr(network, "input_shape", None) or ()) == 4
 
 
 def owner_of(kind: type, name: str) -> type:
-    """Return the class of ``kind`` or its bases that defines the method ``name``."""
+    """Return the class among ``kind`` and its bases that defines the method ``name``."""
     return next(each for each in kind.__mro__ if name in vars(each))
 
 
 def as_optimizer(optimizer: Any, variables: Sequence[Any]) -> torch.optim.Optimizer:
-    """Return a PyTorch optimizer that states the settings of a Keras optimizer of ``variables``; it makes no step.
+    """Return a PyTorch optimizer with a Keras optimizer's settings, to be read only: it makes no step.
 
-    If PyTorch has no equal optimizer, the class of the result is named like ``RMSprop of Keras``.
+    If PyTorch has no equal optimizer, the class of the result has a name such as ``RMSprop of Keras``.
     """
     settings, kind = optimizer.get_config(), type(optimizer).__name__
     parameters, lr = [each.value for each in variables], float(f"{float(optimizer.learning_rate):.7g}")
@@ -94,9 +94,9 @@ class FromKeras(nn.Module):
         self._add(network, 0)
 
     def _add(self, network: Any, entry: int) -> int:
-        """Add the layers of ``network``; return the number of the network's output.
+        """Add the layers of ``network``; return the number of its output.
 
-        ``entry``: number of the network's input. 0 is the outermost network's input, n + 1 the output of layer n.
+        ``entry``: number of its input. 0 is the outermost network's input, n + 1 the output of layer n.
         """
         sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
         layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]
@@ -189,7 +189,6 @@ def _converted(layer: Any, shape: tuple[int, ...]) -> Iterator[tuple[nn.Module, 
 
 
 def _names(layer: Any, kind: str) -> dict[str, str]:
-    """Return the names of a layer's weights, each mapped to its name in Keras."""
     if kind == "BatchNormalization":
         return {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
     if kind == "LayerNormalization":
@@ -208,7 +207,6 @@ def _activation(function: Any) -> nn.Module:
 
 
 def _padding(sides: Sequence[tuple[int, int]]) -> nn.Module:
-    """Return the layer that adds zeros before and after each of one or two axes."""
     amounts = tuple(amount for side in reversed(sides) for amount in side)
     make: Any = nn.ZeroPad1d if len(sides) == 1 else nn.ZeroPad2d
     made: nn.Module = make(amounts)
@@ -331,7 +329,6 @@ class _Recurrent(nn.Module):
 
     @staticmethod
     def equals(layer: Any) -> bool:
-        """Return ``True`` if a layer of this class computes the same as the Keras layer."""
         known = type(layer).__name__ in _RECURRENT and not _has_own_code(layer)
         return known and not (layer.stateful or layer.return_state or layer.cell.recurrent_dropout)
 
@@ -370,7 +367,6 @@ class _Bidirectional(nn.Module):
 
     @staticmethod
     def equals(layer: Any) -> bool:
-        """Return ``True`` if a layer of this class computes the same as the Keras layer."""
         return layer.merge_mode == "concat" and all(_Recurrent.equals(getattr(layer, side)) for side in _SIDES)
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ among the changed ones, and largest distance from one of a normalized vector's l
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """Meaning of each array of an upload."""
+    """Which parameter or buffer each array of an upload holds."""
 
     parameters: Mapping[str, str] = field(default_factory=dict)  # name of an array -> name of the parameter or buffer
     shares: str = "weights"  # content of arrays: ``weights``, their change (``delta``) or a ``gradient``
@@ -136,7 +136,8 @@ def _by_scale(
 ) -> dict[str, tuple[str, np.ndarray]]:
     """Map arrays that are multiples or integer codes of ``values`` to (name of the value, decoded array).
 
-    Arrays and values in ``known`` are left out. If ``divides``, the values' scale is restored, else only their sign.
+    ``known``: arrays matched before, with their values' names; both are left out. If ``divides``, a multiple is divided
+    by its factor, else only by the factor's sign.
     """
     left = {name: _numpy(value) for name, value in values.items() if name not in set(known.values())}
     found: dict[str, tuple[str, np.ndarray]] = {}
@@ -253,7 +254,7 @@ def memories_in(
 
 
 def averaged(modules: Sequence[nn.Module], names: Mapping[int, str]) -> set[str]:
-    """Return the names of the running statistics of normalizations in ``modules``."""
+    """Return the names of running statistics of normalization layers; ``names``: tensors' names by ``id``."""
     layers = (layer for module in modules for layer in module.modules())
     normalizing = (layer for layer in layers if isinstance(layer, nn.modules.batchnorm._NormBase))
     return {names[id(buffer)] for layer in normalizing for buffer in layer.buffers() if id(buffer) in names}

@@ -37,7 +37,7 @@ MOST_TRIES = 50_000
 class Spread:
     """A parameter that was uploaded in another form than one array of its shape.
 
-    ``values``: its values; those not uploaded are zero, or as sent. ``sources``: names of the arrays that hold them.
+    ``values``: its values; others than those uploaded are zero, or as sent. ``sources``: names of arrays with values.
     """
 
     name: str
@@ -178,12 +178,12 @@ def spread(
     trained: Collection[str],
     base: Mapping[str, np.ndarray] | None,
 ) -> list[Spread]:
-    """Find parameters that were sent sparsely (values with indices or a mask) or joined to one array, under any names.
+    """Find parameters that were sent sparsely (values with indices or a mask) or joined to one array.
 
     Indices count within one parameter, or within all parameters joined. ``arrays``: arrays of the reply, except those
-    that hold one whole parameter. ``values``: parameter -> expected values. ``trained``: names of trained parameters; a
-    joined array may omit the untrained. ``base``: parameter -> values of elements that were not uploaded; ``None`` for
-    zero.
+    that hold one whole parameter. ``values``: parameter -> values after the observed training. ``trained``: names of
+    trained parameters; a joined array may omit the untrained. ``base``: parameter -> values of elements that were not
+    uploaded; ``None`` for zero.
     """
     left = {name: value for name, value in values.items() if value.dtype.kind == "f" and value.size}
     halves: dict[str, np.ndarray] = {}  # places and values side by side in one array
@@ -231,7 +231,7 @@ def _orders(values: Mapping[str, np.ndarray], trained: Collection[str]) -> Itera
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """Uploaded values ``numbers`` (K,) with their flat indices ``places`` (K,) in the parameters ``target``, joined."""
+    """Uploaded values ``numbers`` (K,) and their indices ``places`` (K,) in the joined parameters ``target``."""
 
     target: Sequence[str]
     places: np.ndarray
@@ -260,10 +260,10 @@ class _Search:
     def find(
         self, key: str, numbers: np.ndarray, targets: Sequence[Sequence[str]], whole: Collection[str]
     ) -> _Placed | None:
-        """Return the first of ``targets`` that has ``numbers`` at the indices in another array; ``None`` if none has.
+        """Find the parameters whose values an uploaded array holds: the first of ``targets``, or ``None``.
 
-        ``key``: name of the array ``numbers``. ``targets``: lists of parameters, which are joined. Those in ``whole``
-        may be sent without indices.
+        The values are ``numbers``, in the array ``key``; another array may hold their indices. ``targets``: lists of
+        parameters, which are joined. Those in ``whole`` may be sent without indices.
         """
         at = {other: place for place, other in enumerate(self.order)}
         free = (other for other in self.places if other != key and other not in self.used)
@@ -294,7 +294,7 @@ class _Search:
 def _places(array: np.ndarray, number: int, size: int, shape: tuple[int, ...]) -> np.ndarray | None:
     """Return the flat indices (number,) that ``array`` holds, as numbers or as a mask; ``None`` if it holds neither.
 
-    ``size``, ``shape``: number and shape of the values; there may be an index for each axis.
+    ``size``, ``shape``: of the indexed parameter. An index may be flat, or have a number for each axis.
     """
     if array.size == size > number and array.dtype.itemsize == 1:
         chosen = np.flatnonzero(array.reshape(-1))

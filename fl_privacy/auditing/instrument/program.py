@@ -36,7 +36,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Own:
-    """Placeholder, in recorded arguments, of the parameter with this name."""
+    """Placeholder, in recorded arguments, for the model's parameter with this name."""
 
     name: str
 
@@ -90,7 +90,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The recorded program from a batch to its loss, as calls with numbered tensors."""
+    """Recorded computation from a batch to its loss: calls whose arguments and results are tensors with numbers."""
 
     calls: tuple[Call, ...]
     constants: Mapping[int, Tensor]  # tensors by number that were computed earlier, detached
@@ -110,7 +110,7 @@ class Program:
         until: int | None = None,
         after: int | None = None,
     ) -> Tensor:
-        """Replay the program with the tensors ``given`` by number; return the tensor ``until``, or the loss.
+        """Replay the program with the tensors ``given`` by number; return the tensor number ``until``, or the loss.
 
         ``parts``, ``parameters``: modules and parameters that replace the recorded ones. ``after``: module calls up to
         this index are left out; their outputs must then be ``given``.
@@ -204,7 +204,7 @@ class Recorder:
             self._calls.append((function, module, args, kwargs, outputs, changes))
 
     def program(self, roots: Sequence[Tensor], names: Mapping[int, str]) -> Program:
-        """Make a program of the calls that the losses ``roots`` depend on; ``names``: names of parameters by ``id``."""
+        """Return the recorded calls that the losses ``roots`` need, to replay; ``names``: parameter names by ``id``."""
         if len(roots) > 1:
             with streams_put_back():  # preparations of batches are computed again
                 found = attempt(lambda: _as_one_batch([self.program([root], names) for root in roots]))
@@ -277,7 +277,7 @@ def _loaded(way: Program) -> Program:
 
 
 def _as_one_batch(ways: Sequence[Program]) -> Program | None:
-    """Join the batches of the programs ``ways`` in the first one; ``None`` if their calls differ."""
+    """Merge recorded programs into one on their concatenated batches; ``None`` if their calls differ."""
     ways = [_loaded(way) for way in ways]
     first, joined, sizes = ways[0], dict[int, Tensor](), tuple[int, ...]()
     if any(way.steps() != first.steps() or way.constants.keys() != first.constants.keys() for way in ways):
@@ -337,7 +337,7 @@ class ReplayModel(nn.Module):
         return (inputs.float() - self.get_buffer("low0")) / self.get_buffer("scale0")
 
     def entered(self, values: Tensor) -> list[Tensor]:
-        """Convert ``values`` (B, ...) in [0, 1] to the inputs of the client's code, one for each variable."""
+        """Convert ``values`` (B, ...) in [0, 1] to inputs of the client's code, one tensor for each variable."""
         parts = values.flatten(1).split([math.prod(shape) for shape in self.shapes], 1)
         shaped = (part.reshape(len(values), *shape) for part, shape in zip(parts, self.shapes, strict=True))
         return [getattr(self, f"low{k}") + getattr(self, f"scale{k}") * each for k, each in enumerate(shaped)]
@@ -370,9 +370,10 @@ class ReplayModel(nn.Module):
 
 
 def fixed_inputs(program: Program, variables: Sequence[int], examples: int, *, whole: bool = False) -> tuple[int, ...]:
-    """Return ids of constants, except ``variables``, that have an entry for each example and are passed to modules.
+    """Return numbers of constants that modules take and that have an entry for each of the ``examples``.
 
-    If ``whole``, include constants passed to other functions, such as the loss.
+    ``variables`` (inputs that are reconstructed) are left out. If ``whole``, include constants passed to other
+    functions, such as the loss.
     """
     constants = program.constants
     taken = [number for call in program.calls if call.part >= 0 for number in call.taken]

@@ -68,7 +68,7 @@ class Watched:
         return {name: value.detach() for name, value in self._named()}
 
     def keep_values(self) -> None:
-        """Copy parameters and buffers that ``self.before`` lacks; all if a parameter changed before the first step."""
+        """Copy parameters and buffers not yet in ``before``; all again if one changed before the first step."""
         named, kept = dict(self._named()), self.before
         known = [
             (kept[name], value) for name, value in named.items() if isinstance(value, nn.Parameter) and name in kept
@@ -89,8 +89,8 @@ class Watched:
 class OnlyExamples:
     """Limits a training to one batch: ``number`` examples of its data loaders, from the example ``first`` on.
 
-    ``at_call``: ``True`` if the training has no loaders. Its tensors are then cut when they enter modules before the
-    first step; tensors of the same length, such as targets, are cut when a function combines them with outputs.
+    ``at_call``: ``True`` if the training has no loaders. Tensors are then cut when they enter modules before the first
+    step, and tensors of the same length, such as targets, when a function combines them with outputs.
     """
 
     first: int = 0
@@ -113,9 +113,9 @@ class _Mode(TorchFunctionMode):
 
 
 class TrainingWatch:
-    """Observes training inside a ``with`` block of ``looking``.
+    """Records what happens in a training inside a ``with`` block of ``looking``.
 
-    ``program``: ``True`` also records the computation of the first loss. ``only``: examples to train on.
+    ``program``: ``True`` also records the computation of the first loss. ``only``: limit of the training's examples.
     """
 
     def __init__(self, *, program: bool = False, only: OnlyExamples | None = None) -> None:
@@ -142,7 +142,7 @@ class TrainingWatch:
             self._span, self.seen.loaded = (start, start + number, size), number
 
     def met(self, args: Any, kwargs: Any, *, enters: bool = False) -> tuple[Any, Any]:
-        """Return the arguments of a call, with batches cut to the chosen examples.
+        """Return the arguments of a call that is about to run, with batches cut to the chosen examples.
 
         Arguments are cut if they enter a module (``enters``), or if one was computed from a cut batch; after the
         optimizer's first step, nothing is cut.

@@ -170,7 +170,7 @@ def measure_training(
 ) -> Measurement:
     """Measure how well an honest-but-curious server reconstructs the first ``images`` of ``data``.
 
-    Each batch is an upload: ``train`` trains on it once, on a copy of the model (the literature's worst case). The
+    Each batch is an upload: ``train`` trains on it once, on a copy of the model. The
     server sees the parameters' change, defended by ``defense``. The attacker tries without and with knowledge of the
     defense, and the better result counts. ``UserError`` for an unfit argument, or a failed attack.
 
@@ -311,7 +311,7 @@ EXACT = 14  # largest number of independent groups with all sign flips; beyond, 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Result of a paired test: ``worse`` if more leaks than before, and the probability ``p`` of it by chance."""
+    """Result of a paired test against a baseline: ``worse`` if significantly more leaks; ``p``: the test's p-value."""
 
     worse: bool
     p: float
@@ -323,8 +323,8 @@ def compare(before: Measurement, now: Measurement) -> Comparison:
     """Test whether the same images are reconstructed better ``now`` than ``before``.
 
     It is a one-sided sign-flip (permutation) test of the mean difference, paired by image. Images that shared an upload
-    in either measurement are flipped together. It is exact for up to ``EXACT`` groups. A rise too small to change the
-    printed mean is ignored. ``UserError`` if images or metrics differ, or there are too few uploads.
+    in either measurement are flipped together. A rise too small to change the printed mean is ignored. ``UserError`` if
+    images or metrics differ, or there are too few uploads.
     """
     expect_enough(before.uploads)
     expect_enough(now.uploads)
@@ -383,7 +383,7 @@ def _sentence(before: Measurement, now: Measurement, change: Statistic, p: float
 
 
 def expect_enough(uploads: Sequence[int]) -> None:
-    """Raise ``UserError`` if images are from fewer than ``FEWEST`` different ``uploads``."""
+    """Raise ``UserError`` unless ``uploads`` has at least ``FEWEST`` different ones."""
     if (found := len(set(uploads))) < FEWEST:
         raise UserError(
             f"At least {FEWEST} independent uploads are expected in both measurements, but got {found}: with fewer no"
@@ -421,7 +421,7 @@ def read_baseline(path: Path) -> dict[str, Measurement]:
 
 
 def write_baseline(path: Path, measurements: Mapping[str, Measurement]) -> None:
-    """Write ``measurements`` by name to the file ``path``, with mean and interval for human readers."""
+    """Write ``measurements`` by name to a file, with mean and interval for human readers."""
     tests = {}
     for name, measurement in sorted(measurements.items()):
         found = measurement.statistic

@@ -64,7 +64,7 @@ class LeakageCheck:
         self._check(lambda: measure_training(**settings))
 
     def run(self, folder: str | Path, *, metric: str = "psnr") -> None:
-        """Check the result of a run, an attack or an audit of a Flower app in ``folder``."""
+        """Fail if the attack in ``folder``, of a run or an audit, leaks more by ``metric`` than the stored baseline."""
         from fl_privacy.auditing.regression import measure_run  # noqa: PLC0415
 
         self._check(lambda: measure_run(Path(folder), metric=metric))
@@ -137,7 +137,7 @@ def verdict_on(mechanism: Any, *, claimed: float, delta: float, **asked: Any) ->
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print a sentence on each measurement, also if all tests pass."""
+    """Print a sentence on each measurement."""
     if said := config.stash[_SAID]:
         terminalreporter.section("leakage")
         for sentence in said:

@@ -98,15 +98,11 @@ _invert = _torchvision("invert")
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of image operation, with a range of magnitudes.
+    """Kind of image operation, with a range of magnitudes."""
 
-    ``apply``: (images (..., C, H, W), signed magnitude) -> images of the same shape and type. ``low``, ``high``:
-    magnitudes of levels 0 and 9.
-    """
-
-    apply: Callable[[Tensor, float], Tensor]
-    low: float = 0.0
-    high: float = 0.0
+    apply: Callable[[Tensor, float], Tensor]  # (images (..., C, H, W), signed magnitude) -> images of the same shape
+    low: float = 0.0  # magnitude of level 0
+    high: float = 0.0  # magnitude of level 9
     signed: bool = False  # ``True`` if the magnitude gets a random sign
 
     def magnitude(self, level: int) -> float:
@@ -115,7 +111,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Operation:
-    """One of ATS's fifty operations."""
+    """One of the fifty image operations of the defense ATS (automatic transformation search)."""
 
     name: str  # key of ``KINDS``
     level: int  # 0 to 9
@@ -152,9 +148,9 @@ def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
 def _enhancement(
     exact: Callable[[Tensor, float], Tensor], away_from: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor, float], Tensor]:
-    """Build an operation (images, change) that moves images away from ``away_from(images)``, such as gray ones.
+    """Build an operation (images, change) that multiplies the difference of images from a base by 1 + change.
 
-    Their difference is multiplied by 1 + change. uint8 images are computed by ``exact(images, 1 + change)``.
+    The base is ``away_from(images)``, such as gray images. For uint8, ``exact(images, 1 + change)`` is computed.
     """
 
     def apply(images: Tensor, change: float) -> Tensor:
@@ -305,17 +301,20 @@ def check_shape(input_shape: Sequence[int]) -> None:
 
 
 def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor:
-    """Transform all ``images`` (..., C, H, W) by ``policy``; ``signs`` has 1 or -1 for each operation."""
+    """Apply the operations of ``policy`` in order to all ``images`` (..., C, H, W).
+
+    ``signs``: 1 or -1 for each operation, its direction, such as left or right.
+    """
     for operation, sign in zip(policy.operations, signs, strict=True):
         images = operation(images, sign)
     return images
 
 
 def read_policies(source: str | int | Sequence[str | int], table: Table | None = None) -> tuple[Policy, ...]:
-    """Read policies from a name, a list of names, or the file that ``fl-privacy search-policies`` wrote.
+    """Return ATS policies from a name, a list of names, or the file that ``fl-privacy search-policies`` wrote.
 
-    ``table``: ``None`` takes the file's, or the paper's for names. ``UserError`` if ``source`` is none of these, or was
-    searched with another table.
+    ``table``: numbering of the operations in a name; ``None`` takes the file's or, for names, the paper's.
+    ``UserError`` if ``source`` is none of these, or was searched with another table.
     """
     if table is not None:
         one_of("table", table, get_args(Table))
@@ -356,7 +355,10 @@ POLICY_FILE = "policies.json"  # file of the policies in the folder of a search
 
 
 def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, table: Table = "paper") -> list[Policy]:
-    """Draw ``number`` different policies of up to ``longest`` operations, uniformly; ``UserError`` for too many."""
+    """Draw ``number`` different ATS policies of up to ``longest`` operations; ``UserError`` if there are fewer.
+
+    ``table``: numbering of the operations, see :data:`Table`.
+    """
     sizes = [len(OPERATIONS) ** length for length in range(1, longest + 1)]
     if not 1 <= number <= sum(sizes):
         raise UserError(f"1 to {sum(sizes)} policies of {longest} operations are expected, but got {number}; try 100.")

@@ -23,14 +23,17 @@ _ELEMENTS_ON_CPU = 1 << 24  # most elements of per-image gradients held at once 
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Inner products of gradients at S x K points with gradients at S targets, in each of T tensors."""
+    """Inner products of image gradients, for S target images and K images on the way to each, in each of T tensors."""
 
     dot: Tensor  # (T, S, K), of each point with its target
     squared: Tensor  # (T, S, K), of each point with itself
     squared_target: Tensor  # (T, S, 1), of each target with itself
 
     def cosine(self, of: Cosine) -> Tensor:
-        """Return the cosine (S, K) of each point and its target: of ``whole`` gradients, or the mean over tensors."""
+        """Return the cosine (S, K) of each target's gradient with the gradients at the K images on the way to it.
+
+        ``of``: ``whole`` for whole gradients, ``layers`` for the mean over tensors.
+        """
         parts = (self.dot, self.squared, self.squared_target)
         if of == "whole":
             dot, squared, target = (part.sum(0, keepdim=True) for part in parts)
@@ -94,9 +97,10 @@ class GradientSimilarity:
         return int(fit)
 
     def _compare(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inner products (T, s, K + 1) of T tensors' gradients: with their row's last one, and with themselves.
+        """Return two tensors (T, s, K + 1): products of each image's gradient with its row's last one, and with itself.
 
-        ``images``: s rows (s, K + 1, C, H, W), each with one class of ``labels`` (s,).
+        They are inner products. T: parameter tensors. ``images``: s rows (s, K + 1, C, H, W), each with one class of
+        ``labels`` (s,).
         """
         count, length = images.shape[:2]
         inputs, repeated = images.flatten(0, 1).unsqueeze(1), labels.repeat_interleave(length).unsqueeze(1)
@@ -152,9 +156,11 @@ class PrivacyPlan:
     def named(
         cls, variant: Variant, *, points: int | None = None, alpha: float = 0.7, beta: float = 0.3
     ) -> "PrivacyPlan":
-        """Return the plan of ``variant``; the authors' ``code`` differs from the ``paper`` in points, rule and cosine.
+        """Return the options of the privacy score in the ``paper`` or in the authors' ``code``.
 
-        ``code_normalized`` also takes mean and variance over class means, and normalizes them over all policies.
+        They differ in the number of ``points``, the rule of integration and the cosine; see the class for ``alpha`` and
+        ``beta``. ``code_normalized`` is ``code`` with mean and variance over class means, both normalized over all
+        policies.
         """
         if variant == "paper":
             return cls(points=20 if points is None else points, alpha=alpha, beta=beta)
@@ -177,17 +183,21 @@ class PrivacyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyScore:
-    """Privacy score of one policy, lower is better. ``mean``, ``variance``: of the areas from which it is computed."""
+    """Privacy score of one policy, and the mean and variance that it combines; lower is better."""
 
     score: float
-    mean: float
-    variance: float
+    mean: float  # mean of the areas under curves of gradient similarity
+    variance: float  # variance of these areas
 
 
 def privacy_scores(
     similarity: GradientSimilarity, batch: Batch, policies: Sequence[Policy], *, plan: PrivacyPlan, seed: int
 ) -> list[PrivacyScore]:
-    """Return the privacy score S_pri of each of ``policies`` on the images (S, C, H, W) of ``batch``."""
+    """Return the privacy score S_pri (Gao et al. 2023) of each policy on the images of ``batch``; lower is better.
+
+    It is computed from the ``similarity`` of gradients on the way from noise to the transformed image, as ``plan``
+    says.
+    """
     start = torch.rand(batch.inputs.shape, generator=derive_generator(seed, "search", "start")).to(batch.inputs)
     goals = torch.stack([transformed_by(batch.inputs, policy, seed) for policy in policies])
     products = similarity(start, goals.flatten(0, 1), batch.labels.repeat(len(policies)), plan.shares())
@@ -203,9 +213,10 @@ def privacy_scores(
 
 
 def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: PrivacyPlan) -> list[float]:
-    """Return privacy scores from means and variances, each scaled to [0, 1] over all policies.
+    """Return each policy's privacy score from ``means`` and ``variances`` (:class:`PrivacyScore`) of all policies.
 
-    This follows the authors' ``searchalg/search_best.py``; if all values are equal, they become 0.
+    Both are scaled to [0, 1] over the policies; equal values become 0. ``plan`` has their weights. This follows the
+    authors' ``searchalg/search_best.py``.
     """
     parts = []
     for values in (means, variances):
@@ -262,7 +273,10 @@ def accuracy_scores(
     seed: int,
     total: Total = "mean",
 ) -> list[float]:
-    """Return the accuracy score S_acc of each of ``policies``, the mean over pairs of ``states`` and ``images``."""
+    """Return the accuracy score S_acc (Gao et al. 2023) of each of ``policies``, higher is better.
+
+    It is the mean over pairs of an element of ``states`` and a batch of ``images``. ``total``: see :data:`Total`.
+    """
     draws = []
     for number, (state, batch) in enumerate(zip(states, images, strict=True)):
         own = derive_seed(seed, "draw", number)

@@ -19,7 +19,7 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Policy and its scores; a score that is not finite raises ``UserError``."""
+    """ATS policy with its privacy and accuracy scores; a score that is not finite raises ``UserError``."""
 
     policy: Policy
     privacy: float  # S_pri, lower is better for the client
@@ -69,9 +69,9 @@ class Selection:
         return sorted(useful, key=lambda s: s.privacy)
 
     def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
-        """Return the ``keep`` most private accepted policies that share no operation; ``UserError`` if fewer exist.
+        """Return the ``keep`` most private policies that meet the requirements and share no operation.
 
-        ``untransformed``: privacy score without a policy; that of accepted policies is lower.
+        ``untransformed``: privacy score without a policy, which theirs must be below. ``UserError`` if there are fewer.
         """
         by_policy = {s.policy: s for s in self.accepted(scored, untransformed)}
         found = disjoint(list(by_policy), self.keep)
@@ -117,7 +117,7 @@ _ROUNDING = 1e-9  # rounding error of a share of images
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyAware:
-    """Bounds of a privacy-aware policy (Gao et al. 2023, Definition 2, Equations 3 and 4)."""
+    """Bounds by which an image transformation policy is privacy-aware (Gao et al. 2023, Def. 2, Eq. 3 and 4)."""
 
     epsilon: float  # PSNR in dB of a reconstruction to the transformed image, below which the image is hidden
     delta: float  # largest share of images that are not hidden, in [0, 1]
@@ -129,20 +129,21 @@ class PrivacyAware:
         checks.number("gamma", self.gamma, at_least=0, at_most=1, example=0.01)
 
     def holds(self, psnr: Tensor | Sequence[float], *, accuracy: float, transformed: float) -> bool:
-        """Return whether a policy is privacy-aware; ``UserError`` if ``psnr`` is empty or has NaN.
+        """Return whether a policy meets the bounds; ``UserError`` if ``psnr`` is empty or has NaN.
 
-        ``psnr`` (N,): PSNR of each of N reconstructions, see ``least_epsilon``. ``accuracy``, ``transformed``: accuracy
-        without and with the policy.
+        ``psnr`` (N,): PSNR in dB of each reconstruction to the transformed image. ``accuracy``, ``transformed``:
+        accuracy without and with the policy.
         """
         hidden = _checked(psnr) < self.epsilon
         return int(hidden.sum()) >= len(hidden) * (1 - self.delta) - _ROUNDING and accuracy - transformed < self.gamma
 
 
 def least_epsilon(psnr: Tensor | Sequence[float], *, delta: float) -> float:
-    """Return the PSNR in dB that at most a share ``delta`` of reconstructions exceeds (Equation 3).
+    """Return the PSNR in dB that at most a share ``delta`` of reconstructions exceeds (Gao et al. 2023, Eq. 3).
 
-    A policy meets ``PrivacyAware`` with any ``epsilon`` above it. ``psnr`` (N,): PSNR of each reconstruction to the
-    transformed image; ``UserError`` if it is empty or has NaN. The result is -inf if ``delta`` is 1.
+    A policy meets :class:`PrivacyAware` with any PSNR bound (its ``epsilon``) above it. ``psnr`` (N,): PSNR of each
+    reconstruction to the transformed image; ``UserError`` if it is empty or has NaN. The result is -inf if ``delta`` is
+    1.
     """
     checks.number("delta", delta, at_least=0, at_most=1, example=0.1)
     values = _checked(psnr).sort().values

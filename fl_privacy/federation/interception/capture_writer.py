@@ -1,4 +1,4 @@
-"""Write intercepted updates to files, to keep them or until they are attacked."""
+"""Write intercepted updates to files."""
 
 import json
 import shutil

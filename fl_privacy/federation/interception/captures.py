@@ -1,7 +1,7 @@
 """Intercepted updates on disk, in safetensors and JSON for their owner only; all file contents are validated.
 
 ``FOLDER/round-1/client-2/victim-0.json`` describes an observation and names its tensors by their file's SHA-256,
-``FOLDER/tensors/DIGEST.safetensors``; shared tensors are stored once. The JSON is written last.
+``FOLDER/tensors/DIGEST.safetensors``.
 """
 
 import json
@@ -84,7 +84,7 @@ class CaptureFile:
         return value
 
     def tensors(self, digest: str, room: int) -> dict[str, Tensor]:
-        """Load and verify the tensor file of SHA-256 ``digest``, of at most ``MOST_TENSORS`` + ``room`` bytes."""
+        """Load and verify the tensors with SHA-256 ``digest``, from at most ``MOST_TENSORS`` + ``room`` bytes."""
         path = tensor_file(self.folder, digest)
         data = self._read(path, MOST_TENSORS + room)
         if sha256(data).hexdigest() != digest:
@@ -195,7 +195,10 @@ def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module
 def stored_observations(
     folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None
 ) -> "StoredObservations":
-    """Return the observations below ``folder``, each loaded on access; see :func:`load_observations`."""
+    """Return the captured uploads below ``folder``, each loaded on access; see :func:`load_observations`.
+
+    ``model``: architecture that clients were sent. ``inside``: that of a colluding client, with its private layers.
+    """
     folder = Path(folder)
     audits = [path for path in folder.glob(f"audit-*/{_CAPTURES}") if path.is_dir()]
     if (folder / _CAPTURES).is_dir():
@@ -256,9 +259,9 @@ def read_observation(
 ) -> Observation:
     """Load the captured update ``id`` and the attacker's knowledge of it.
 
-    ``model``, ``inside``: architectures that the clients were sent, and that a colluding client trains. ``shared``:
-    cache for loading several observations. With ``finite``, infinite and NaN values are refused. ``UserError`` if a
-    file is missing, damaged, or does not fit the model.
+    ``model``: architecture that the clients were sent. ``inside``: that of a client colluding with the attacker, with
+    its private layers. ``shared``: cache for loading several observations. ``finite``: ``True`` refuses infinite and
+    NaN values. ``UserError`` if a file is missing, damaged, or does not fit the model.
     """
     return _Reader(CaptureFile(folder, folder / f"{id}.json", finite), id, model, inside).observation(shared)
 

@@ -1,4 +1,4 @@
-"""Infer a client's local plan from an intercepted update, if the plan is unknown or wrong."""
+"""Infer a client's settings of local training from an intercepted update."""
 
 import copy
 import math
@@ -23,13 +23,13 @@ _COUNTER, _MEAN = "num_batches_tracked", "running_mean"
 
 
 def recognize_training(observation: Observation, given: Collection[str] = ()) -> tuple[Observation, list[str]]:
-    """Infer the local plan from an upload; return the observation with it, and a sentence on each finding.
+    """Infer the settings of local training from an upload; return the observation with them, and a sentence on each.
 
     Uploaded weights, unlike changes, are close to the values that the server sent. A batch norm that changes far more
-    than other layers was kept by the client. The running statistics reveal batch norm's mode, and its counters the
-    number of steps. The learning rate follows from the gradient of the output layer's bias, output minus label.
+    than other layers was not replaced by the server's. The running statistics reveal batch norm's mode, and its
+    counters the number of steps. The learning rate is the change of the output layer's bias over its gradient.
 
-    ``given``: names of the plan's fields that the user gave. If the upload contradicts one, a sentence says so, and the
+    ``given``: names of the settings that the user gave. If the upload contradicts one, a sentence says so, and the
     inferred value is used, except for the learning rate.
     """
     said: list[str] = []
@@ -147,10 +147,7 @@ def _learning_rate(observation: Observation, given: Collection[str], said: list[
 
 
 def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observation]:
-    """Replace learning rates that were estimated from one step on one example by the median of the round's estimates.
-
-    An estimate that differs from the median by more than a factor of three is kept.
-    """
+    """Replace learning rates of one step on one example by the round's median, if within a factor of three."""
     rates: dict[int, list[float]] = {}
     for observation in observations:
         if _is_one_step_on_one_example(observation):
@@ -171,10 +168,7 @@ def _is_one_step_on_one_example(observation: Observation) -> bool:
 
 
 def estimated_lr(observation: Observation) -> float | None:
-    """Estimate the learning rate of one SGD step on one example; ``None`` for other training.
-
-    Also ``None`` if the upload lacks the output layer's bias.
-    """
+    """Estimate the learning rate of one SGD step on one example; ``None`` for other training or without output bias."""
     one_step, classes = _is_one_step_on_one_example(observation), observation.num_classes
     modules = observation.model.named_modules()
     layers = [name for name, m in modules if isinstance(m, nn.Linear) and m.out_features == classes]
@@ -211,10 +205,10 @@ def norm_names(model: nn.Module) -> set[str]:
 
 
 def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
-    """Return the largest change of a batch norm parameter if the client kept its batch norm (FedBN), else ``None``.
+    """Return batch norm's largest absolute change if the client seems to keep its batch norm (FedBN), else ``None``.
 
-    Batch norm counts as kept if it changed far more than all other parameters. ``change``: change of each parameter in
-    a round. ``norms``: names of the parameters of batch norm.
+    It seems so if batch norm changed far more than all other parameters. ``change``: change of each parameter in a
+    round. ``norms``: names of the parameters of batch norm.
     """
     own = [t.detach().double().abs() for name, t in change.items() if name in norms and t.numel()]
     rest = [float(t.detach().double().abs().max()) for n, t in change.items() if n not in norms and t.numel()]
@@ -227,8 +221,8 @@ def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
 def without_kept_norms(observation: Observation) -> tuple[Observation, list[str]]:
     """Return ``observation`` with the batch norm that the client trained with, and a sentence on it if unusual.
 
-    If the client kept its batch norm (FedBN), the uploaded values replace those that the server sent. Batch norm in no
-    message has the model's initial values, batch norm not uploaded the values sent; attacks do not compare its change.
+    A client that keeps its batch norm (FedBN) trained with other values than the server's: those it uploads, else those
+    sent, else the model's initial ones. Attacks then do not compare how batch norm changed.
     """
     norms = norm_names(observation.model)
     if not norms:

@@ -48,9 +48,9 @@ class SimulatedSideInformation:
         features_at: module whose inputs are the features; ``None`` takes the first public layer, ``activation`` the
             module behind the private layers' activation.
         features_of: model with the victim's private layers that gives the features: as ``sent``, or as ``trained`` by
-            the victim; the attacker uses the colluder's trained layers then (FDL-PP, Algorithm 3).
-        batch_size: number of examples of a probe.
-        trainers: clients with their training examples, if ``clients`` have other examples for probes.
+            the victim; the attacker then uses the layers that the colluder trained (FDL-PP, Algorithm 3).
+        batch_size: number of examples in an attacked batch that does not train the model.
+        trainers: clients with the examples of the training, if ``clients`` have other examples to attack.
     """
 
     clients: Mapping[int, Client]

@@ -1,4 +1,4 @@
-"""The identity that Flower requires of a process that makes messages, and the lock by which threads take turns."""
+"""The identity that Flower requires of a process, and a lock for threads."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Flower's compatibility layer: NumPy clients, and SecAgg+ with its workflow and clients, for this package."""
+"""Flower's compatibility layer: NumPy clients and SecAgg+."""
 
 # ruff: noqa: F401
 

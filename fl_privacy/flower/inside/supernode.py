@@ -71,7 +71,7 @@ class Ended:
 class _Listening(logging.Handler):
     """Log handler that notices that the node's activation was refused, or that a part of the SuperNode ended.
 
-    One HTTP status 500, as from a locked SuperLink database, ends Flower's message loop or heartbeat thread.
+    One HTTP status 500, as from a locked SuperLink database, silently ends Flower's message loop or heartbeat thread.
     """
 
     refused, lost = False, ""
@@ -109,7 +109,7 @@ class _Ready:
 
 
 def take_more_messages() -> None:
-    """Let this process's SuperNode fetch messages while earlier ones are unanswered, which Flower's own does not."""
+    """Let this process's SuperNode fetch messages while earlier ones are unanswered."""
     from flwr.supernode import start_client_internal as flower_node  # noqa: PLC0415
 
     pull, push = flower_node._pull_and_store_message, flower_node._push_messages
@@ -132,7 +132,7 @@ def take_more_messages() -> None:
 
 
 def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
-    """Run ``flower-supernode`` in this process until it ends; if ``holds``, it can hold several messages at once."""
+    """Run ``flower-supernode`` here until it ends; if ``holds``, it fetches messages before it has answered earlier."""
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415  (its signal handlers are this process's)
 
     if holds:
@@ -155,7 +155,7 @@ def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
 
 @dataclass(frozen=True)
 class Brought:
-    """A run's bundle, with the signatures that Flower Hub sent with it."""
+    """A run's app as the node received it: the bundle of its code, with the signatures that Flower Hub attached."""
 
     content: bytes
     signatures: tuple[tuple[bytes, bytes], ...]
@@ -180,9 +180,9 @@ def answer_messages(
 ) -> NoReturn:
     """Answer a SuperNode's messages using ``app``, without end.
 
-    ``rest``: called between two messages, and while there are none. ``at_once``: number of threads, one of which
-    computes at a time (``inside.identity.TURN``); a message for which ``app`` returns ``None`` is given to it again
-    later. 0: this thread answers, and ``app`` must not return ``None``.
+    ``rest``: called between two messages, and while there are none. ``at_once``: number of messages that may be in
+    progress, each in a thread; threads compute in turn (``inside.identity.TURN``). If ``app`` returns ``None``, it gets
+    the message again later. With 0, the calling thread answers, and ``app`` must not return ``None``.
     """
     pool, tasks = ThreadPoolExecutor(at_once) if at_once else None, dict[_Task, Future[bool]]()
     protected = frozenset({ACQUIRE})
@@ -231,7 +231,7 @@ class _Task:
         return True
 
     def is_answered(self, app: Answerer) -> bool:
-        """Send the reply of ``app``, or log why that failed; ``False`` if the message has to be handed out again."""
+        """Send the reply of ``app``, or log why it failed; return ``False`` if the message must be tried again."""
         with TURN:
             done = attempt(lambda: self._answered(app))
         if isinstance(done, Failure):

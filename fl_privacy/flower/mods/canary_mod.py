@@ -1,4 +1,4 @@
-"""Pass made-up client updates (canaries) through an app's mods, for a lower bound of the training's epsilon."""
+"""Pass made-up client updates (canaries) through mods, to bound epsilon from below."""
 
 import logging
 import math
@@ -54,10 +54,10 @@ def canary_mod(
     """Build a mod that applies ``mods`` and, after each training of node ``partition``, passes canaries through them.
 
     A canary is a made-up update along a direction of its own: of the clipping norm with probability 1/2, else zero. The
-    output of ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds;
-    otherwise each round has new ones, and tests what the mods claim for one round. No canary is sent; random streams
-    stay unchanged. Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``. ``UserError`` if no mod
-    is given, the clipping norm is unknown, or an epsilon is claimed without noise.
+    output of ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds and
+    test the whole training; else each round has new ones, which test what the mods claim for one round. No canary is
+    sent. Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``. ``UserError`` if no mod is given,
+    the clipping norm is unknown, or an epsilon is claimed without noise.
 
     Args:
         mods: mods that protect an update, the outermost first.
@@ -104,7 +104,7 @@ def canary_mod(
 def canaries_of(
     context: Context, *, delta: float = 1e-5, noise: Literal["gaussian", "other"] = "gaussian"
 ) -> CanaryTest | None:
-    """Return the result so far of the canaries of :func:`canary_mod`; ``None`` before the first round."""
+    """Return the privacy test from all canaries so far, if any; for canaries and arguments see :func:`canary_mod`."""
     if SCORES not in context.state.array_records:
         return None
     scores, about = context.state.array_records[SCORES]["scores"].numpy(), _About.of(context)
@@ -121,7 +121,7 @@ def write_canaries(
     claimed: float | None = None,
     noise: Literal["gaussian", "other"] = "gaussian",
 ) -> None:
-    """Write ``claim.json`` and ``claim.html`` about the canaries of ``context`` into ``folder``; see ``canary_mod``."""
+    """Write ``claim.json`` and ``claim.html``: do the canaries contradict the claim? Arguments: see ``canary_mod``."""
     from fl_privacy.report.inferred import write_claims_page  # noqa: PLC0415
 
     about = _About.of(context)
@@ -185,7 +185,7 @@ def _norm_of(mods: Sequence[Mod]) -> float:
 
 
 def _like(message: Message, mods: Sequence[Mod]) -> dict[str, Tensor]:
-    """Return zeros in place of the model's arrays: fewer for a large model, and in one array for Flower's own mods."""
+    """Return stand-in zeros for the model's arrays, fewer if it is large; one array if all mods are Flower's own."""
     if len(message.content.array_records) != 1:
         return {}
     (record,) = message.content.array_records.values()

@@ -34,7 +34,7 @@ class DefendedClient(NumPyClient):
         names: names of the arrays, in order; by default those of the message, else "0", "1", ...
         seed: seed of the hooks' draws in a simulation; ``None`` draws from the operating system's randomness.
         memory: storage of the hooks' state and of the answered rounds: a round is answered once, unless a ``seed``
-            makes this a simulation. The node's context, unlike ``context.state``, survives a restart.
+            makes this a simulation. Pass the node's context to keep it over a restart; ``context.state`` is lost.
         metrics: metrics that may leave despite a promise of differential privacy, which does not cover them.
     """
 
@@ -205,9 +205,12 @@ def defend(
     Args:
         client: a client, or a class of clients; then a class is returned, with the same arguments and ``memory``.
         model: model, or its class, with the arrays as ``state_dict``; it distinguishes parameters from buffers.
-        names: names of all arrays in order, without ``model``; batch norm's statistics are recognized by name. With
-            neither, names are those of the message, else "0", "1", ..., and differential privacy's noise is refused.
-        metrics, seed, memory: see ``DefendedClient``; ``number`` is the number of the client there.
+        names: names of all arrays in order, without ``model``; batch norm's statistics are recognized by name. If both
+            are missing, names are those of the message, else "0", "1", ..., and differential privacy's noise is
+            refused.
+        buffers, shares: see ``defense_mod``.
+        metrics, seed, memory: see ``DefendedClient``.
+        number: number of the client, which separates its random draws from other clients'.
     """
     guard = upload_defense.DefendedUpload.around(defense, model, names, buffers, shares)
     ordered = names if model is None else list(upload_defense.made_of(model).state_dict())
@@ -245,15 +248,16 @@ def defense_mod(
 
     Use it as ``app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.1), model=Net)])``. Each kind of
     message (training, evaluation, query, probe) is answered once a round, also after a restart, and a repeated message
-    gets the same bytes, since the mean of many answers would have no noise. Messages that hold more than the model, in
-    another order, or with values that are not finite or too large are refused in one line; any failure of the app gives
-    the same line. Probes need ``probe_mod`` behind this mod. Other replies hold no arrays, and rounded numbers.
+    gets the same bytes, since the mean of many answers would have no noise. Messages that hold anything but the model
+    in order, or values that are not finite or too large, are refused in one line; any failure of the app gives the same
+    line. Probes, which ask for the upload of a few examples, need ``probe_mod`` listed after this mod. Other replies
+    hold no arrays, and rounded numbers.
 
     If the defense promises differential privacy, only ``metrics`` leave, since an exact loss or an error would reveal
-    what the noise hides. An app that fails, or replies values that are not finite, counts as unchanged: noise leaves in
-    the form of an earlier reply. After a failure before its first reply, it is not asked again until its operator
-    removes a file named in the log. Training time is not hidden. ``UserError`` if the defense acts within the training,
-    or adds noise without ``model`` or ``names``.
+    what the noise hides. If an app fails, or replies values that are not finite, noise of the names and shapes of an
+    earlier reply is sent instead. After a failure before its first reply, the app gets no more messages until its
+    operator removes a file named in the log. Training time is not hidden. ``UserError`` if the defense acts within the
+    training, or adds noise without ``model`` or ``names``.
 
     Args:
         defense: defense with upload hooks only, such as noise, clipping or pruning; others need ``train_step``.

@@ -20,16 +20,16 @@ OwnExamples = Callable[[Context], Batch]
 
 
 def guard_mod(model: nn.Module, examples: OwnExamples | None = None, *, guard: ModelGuard | None = None) -> Mod:
-    """Build a mod that refuses crafted models, for ``ClientApp(mods=[guard_mod(...), ...])``, in front of the others.
+    """Build a mod that refuses crafted models, for ``ClientApp(mods=[guard_mod(...), ...])``, listed before the others.
 
-    The reply is then an error of one line. In front of ``secaggplus_mod`` the mod also refuses a threshold that two
-    disjoint groups of clients reach, and a request for both kinds of a client's key shares. The last accepted model
-    is kept in ``context.state``, to compare the next one with it. ``model``: architecture agreed on; arrays that do not
-    fit it are refused. ``guard``: settings of the checks.
+    The reply is then an error of one line. Listed before ``secaggplus_mod``, it also refuses requests that would unmask
+    an upload (:func:`secagg_refusal`). The last accepted model is kept in ``context.state``, to compare the next one
+    with it. ``model``: architecture agreed on; arrays that do not fit it are refused. ``guard``: settings of the
+    checks.
 
     ``examples``: function that returns at least two of the node's examples; ``None`` checks the weights alone. Outside
-    of simulations, only the first model of each kind of message and round is tried on them, and the reason of a refusal
-    goes to the node's log, not to the server, since no noise covers it.
+    of simulations, only the first model of each kind of message and round is evaluated on them, and the reason of a
+    refusal goes to the node's log, not to the server, since it depends on the examples.
     """
     return _Guarding(model, examples, (guard or ModelGuard()).agreeing_on(model))
 
@@ -96,9 +96,9 @@ def secagg_guard_mod(message: Message, context: Context, call_next: ClientAppCal
 def secagg_refusal(asked: ConfigRecord | None) -> str | None:
     """Return a reason to refuse a SecAgg+ server's request, or ``None``.
 
-    A client's upload is unmasked by two kinds of key shares together: of the private mask's seed, and of the pairwise
-    masks' key (Bonawitz et al. 2017, section 6). An honest server asks for one kind; with a threshold above half of the
-    shares, disjoint groups of clients can't give both.
+    Key shares of both kinds, those of a client's private mask and of its pairwise masks, together unmask its upload
+    (Bonawitz et al. 2017, section 6). Refused are requests for both kinds, and thresholds of at most half of the
+    shares, with which two groups of clients could be asked for one kind each.
     """
     if asked is None:
         return None

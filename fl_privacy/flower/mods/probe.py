@@ -1,4 +1,4 @@
-"""Answer an auditing server: run the client's own training function on chosen examples and a copy of the model."""
+"""Answer an auditing server with uploads of chosen examples."""
 
 import copy
 import inspect
@@ -41,10 +41,10 @@ def probe_mod(
 ) -> Mod:
     """Build a mod that lets an auditing server measure the worst case of the literature: one image in one step.
 
-    For a probe, ``train`` runs on a copy of the model with the values sent, over a loader of the chosen examples; the
-    result is replied like any upload, through all mods in front: ``mods=[defense_mod(...), probe_mod(...)]``. The reply
-    has fingerprints instead of images. The mod is the client's consent to uploads of its first ``images`` examples,
-    each once a round; remove it after the audit. ``UserError`` if ``model`` or ``train`` can't be called.
+    For a probe, a request for the upload of chosen examples, ``train`` runs on a copy of the model with the values
+    sent, over a loader of these; the result is replied like any upload, through all mods listed before:
+    ``mods=[defense_mod(...), probe_mod(...)]``. The reply names the images by fingerprints. The mod is the client's
+    consent to uploads of its first ``images`` examples, each once a round; remove it after the audit.
 
     Args:
         train: the app's training function, as ``train(net, loader)`` or ``train(net, loader, config)``.

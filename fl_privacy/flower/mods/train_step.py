@@ -42,18 +42,18 @@ def train_step(
                 loss = step(images, labels)  # instead of loss_function(net(images), labels) and loss.backward()
                 optimizer.step()
 
-    It trains on the cross entropy only. Private parts are trained by plain SGD and stay in ``context.state``. Upload
-    hooks need ``defense_mod``. A step returns the loss; outside of a simulation it is NaN if the defense promises
-    differential privacy, since an app may report it. ``UserError`` if the defense replaces the data; or on entering,
-    the round is missing, trained before or beyond the run, or the network's values are not finite or absurdly large.
+    It trains on the cross entropy only. Layers that the defense keeps private are trained by plain SGD and stay in
+    ``context.state``. Hooks that change the upload need ``defense_mod``, too. A step returns the loss; outside of a
+    simulation it is NaN if the defense promises differential privacy, since an app may report it. ``UserError`` if the
+    defense replaces the data. On entering, ``UserError`` if the round is missing, was trained before or is beyond the
+    run, or if the network's values are not finite or absurdly large.
 
     Args:
         defense: defense that does not replace all of the client's data; for that, use a ``PrivacyClient``.
         context: client's context, with its state and secret; ``None`` keeps nothing for the next round.
         normalization: normalization of the loader's images, which hooks see in [0, 1].
         round: ``server-round`` of the config, required of a deployed client. A round is trained once, also after a
-            restart, since each training draws noise anew; ``answer_once_mod`` can repeat the answer instead of an
-            error.
+            restart; ``answer_once_mod`` can repeat the answer instead of an error.
         seed: seed of the defense's draws in a simulation, which may train twice; by default the node's own secret.
     """
     if defense.examples:
@@ -77,10 +77,10 @@ def private_loader(
 ) -> Iterator[Any]:
     """Yield the batches of ``loader``, changed by a defense that acts on data alone (ATS, InstaHide).
 
-    Each call draws new random numbers, unless ``seed`` is an integer: put ``answer_once_mod`` in front of the app, or a
-    repeated message shows the same batch under other noise. By default the seed is the secret of ``context``. Batches
-    are pairs (images, labels) or mappings with both; mixed labels are probabilities (B, K). ``UserError`` if the
-    defense also acts on anything else.
+    Batches are pairs (images, labels) or mappings with both; mixed labels are probabilities (B, K). Random numbers come
+    from ``seed``, by default the secret of ``context``; only an integer gives the same ones in each call. With others,
+    list ``answer_once_mod`` first, or a repeated message shows the server the same batch under other noise.
+    ``UserError`` if the defense also acts on anything else.
     """
     others = [h for h in ("model", "private", "examples", "loss", "gradient", "upload") if getattr(defense, h)]
     if others or not defense.data:

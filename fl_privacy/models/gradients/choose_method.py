@@ -181,7 +181,7 @@ def step_direction(
 def decaying_step(
     gradients: Tensors, parameters: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """Return the step and moments of :func:`step_direction` if the plan's weight decay acts on ``parameters``, too."""
+    """Return the step and moments of :func:`step_direction`, including the plan's weight decay of ``parameters``."""
     if plan.weight_decay and plan.optimizer != "adamw":
         gradients = {name: g + plan.weight_decay * parameters[name] for name, g in gradients.items()}
     step, moments = step_direction(gradients, moments, plan, number)
@@ -222,9 +222,9 @@ def gradient_by_inputs(
     plan: LocalPlan,
     changes: Sequence[victims.LossChange] = (),
 ) -> BatchGradient:
-    """Return a differentiable function from inputs like the batch's to the gradient of the loss at ``state``.
+    """Return a differentiable function from inputs (shaped like the batch's) to the gradient of the loss at ``state``.
 
-    ``names``: parameters of the gradient. ``changes``: changes of the loss, such as a defense's, which cost time.
+    ``names``: parameters of the gradient. ``changes``: a defense's changes of the loss, which make the function slower.
     """
     frozen = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
 

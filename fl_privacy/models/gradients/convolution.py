@@ -1,10 +1,9 @@
-"""Convolutions and norms with frozen parameters, and each victim's gradients with respect to these parameters.
+"""Convolutions and norms with frozen parameters, and each victim's gradients with respect to these parameters."""
 
-A frozen norm after a convolution is folded into it: with mean m, precision 1/s, scale g and shift h for each channel,
-``g (W x + b - m) / s + h`` is a convolution with the weight ``(g / s) W``. If G is the gradient with respect to that
-weight, and d the sum of the outputs' gradients, the gradients with respect to W, b, h and g are ``(g / s) G``, ``(g /
-s) d``, d and ``((G, W) + (b - m) d) / s``.
-"""
+# A frozen norm after a convolution is folded into it: with mean m, precision 1/s, scale g and shift h for each channel,
+# g (W x + b - m) / s + h is a convolution with the weight (g / s) W. If G is the gradient with respect to that weight,
+# and d the sum of the outputs' gradients, the gradients with respect to W, b, h and g are (g / s) G, (g / s) d, d and
+# ((G, W) + (b - m) d) / s.
 
 import copy
 from collections import Counter
@@ -26,7 +25,7 @@ from fl_privacy.types import Tensors
 
 @dataclass
 class Victims:
-    """Number of victims in the current forward pass."""
+    """Counter of the victims (attacked batches) that are stacked in the current forward pass."""
 
     count: int = 1
 
@@ -90,7 +89,10 @@ class FrozenNorm(nn.Module):
 
 
 def channel_sums(inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
-    """Return V victims' sums (V, C) of ``inputs * deltas`` and of ``deltas``, over images and positions."""
+    """Return sums (V, C) of ``inputs * deltas`` and of ``deltas`` over images and positions, for each of V batches.
+
+    ``inputs``, ``deltas`` (V, B, C, H, W): a layer's inputs, and the gradients with respect to its outputs.
+    """
     products, total = _ChannelSums.apply(inputs, deltas)
     return products, total
 
@@ -121,8 +123,9 @@ class _ChannelSums(torch.autograd.Function):
 def separated_copy(model: nn.Module) -> tuple[nn.Module, dict[str, str], Victims]:
     """Return a copy of ``model`` with each norm layer separated into a normalization and an :class:`Affine`.
 
-    This gives access to each victim's statistics, and avoids wrong second derivatives under ``vmap``. Also return a
-    mapping of parameter names to those in the copy, and the number of victims, to be set before each pass.
+    This allows separate batch statistics for each victim (attacked batch), and avoids wrong second derivatives under
+    ``vmap``. Also return a mapping of parameter names to those in the copy, and a :class:`Victims`, whose ``count`` the
+    caller sets before each pass.
     """
     copied, victims = copy.deepcopy(model), Victims()
     original = {id(p): name for name, p in copied.named_parameters()}
@@ -193,9 +196,10 @@ def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _
 def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: _Pair) -> Tensor:
     """Return the gradient (N, C, H, W) with respect to a convolution's input images, of the given ``shape``.
 
-    Pixels with the same row and column modulo the stride (a phase) use the same part of the kernel: all phases are
-    outputs of one convolution without stride. ``back``: output gradients (N, O, h, w). ``weight``: (O, C, kh, kw).
+    ``back``: output gradients (N, O, h, w). ``weight``: (O, C, kh, kw).
     """
+    # pixels with the same row and column modulo the stride (a phase) use the same part of the kernel: all phases are
+    # outputs of one convolution without stride
     (outer, inner), counts = weight.shape[:2], [-(-size // stride) for size in shape[2:]]
     phases = []  # of rows and columns: first tap, number of taps and shift of each remainder
     for size, pad in zip(weight.shape[2:], padding, strict=True):
@@ -444,7 +448,7 @@ def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
 
 
 def fold(model: nn.Module, pairs: Sequence[tuple[str, str]]) -> None:
-    """Replace each pair of :func:`foldable` in ``model`` by a :class:`FoldedConvolution`."""
+    """Replace each (convolution, norm) pair of layers, found by :func:`foldable`, by a :class:`FoldedConvolution`."""
     for name, behind in pairs:
         convolution, norm = model.get_submodule(name), model.get_submodule(behind)
         assert isinstance(convolution, FrozenConv2d) and isinstance(norm, FrozenNorm)

@@ -1,10 +1,9 @@
-"""Gradients of many victims, layer by layer: one pass over all images, then one grouped product per layer.
+"""Gradients of many victims, layer by layer: one pass over all images, then one grouped product per layer."""
 
-The method is that of per-example clipping (Goodfellow 2015; Li et al. 2022). If the number P of positions is small, the
-weight gradient ``G = delta U'``, with output gradients ``delta`` (O, P) and inputs ``U`` (D, P), is not formed. An
-undefended observed gradient ``G* = L C R'``, with orthonormal L and R, also has rank P: its squared distance from G is
-``|L' G R - C|^2`` plus the squared norm of the part of G outside the spans of L and R.
-"""
+# The method is that of per-example clipping (Goodfellow 2015; Li et al. 2022). If the number P of positions is small,
+# the weight gradient G = delta U', with output gradients delta (O, P) and inputs U (D, P), is not formed. An undefended
+# observed gradient G* = L C R', with orthonormal L and R, also has rank P: its squared distance from G is
+# |L' G R - C|^2 plus the squared norm of the part of G outside the spans of L and R.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, eq=False)
 class LayerCall:
-    """Call of a layer during the pass over all victims."""
+    """Record of one layer's inputs and output gradients, from a pass over the batches of all V victims."""
 
     module: nn.Module
     names: Mapping[str, str]  # name of each wanted parameter in the layer -> its name in the model
@@ -65,7 +64,8 @@ def register_layer_rule(
 ) -> Callable[[Gradients], Gradients]:
     """Register the decorated function, which computes the gradients of layers of exactly these ``types``.
 
-    ``factors``: function for the factors of the weight's gradient. Layers without a rule use ``torch.func``.
+    ``factors``: function that returns two matrices whose product is the weight's gradient. Layers without a rule use
+    ``torch.func``.
     """
 
     def register(gradients: Gradients) -> Gradients:
@@ -150,7 +150,10 @@ class Factors:
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Return whether gradients of a layer are compared faster by their factors than after forming them."""
+    """Return whether a layer's gradients are compared faster as products of inputs and output gradients than if formed.
+
+    ``positions``: number of places at which the layer is applied.
+    """
     return 3 * positions * (outputs + inputs) < outputs * inputs
 
 
@@ -264,8 +267,8 @@ class Layered(VictimGradients):
     def passed(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, list[LayerCall]]:
         """Return the sum of V victims' losses, detached, and the recorded call of each layer.
 
-        The calls are differentiable with respect to ``inputs`` (V, B, ...). ``hidden`` (V, B, F): gradient of a
-        further, unknown loss with respect to the inputs of the layer with the weight ``victim_model.hidden``.
+        The calls are differentiable with respect to ``inputs`` (V, B, ...). ``hidden`` (V, B, F): gradient of an
+        unknown loss of the clients with respect to the inputs of the layer with the weight ``victim_model.hidden``.
         """
         count, size = inputs.shape[:2]
         create_graph = torch.is_grad_enabled()

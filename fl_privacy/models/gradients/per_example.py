@@ -65,7 +65,10 @@ class GradientSketch:
 
 @dataclass(frozen=True, eq=False)
 class GradientClassifier:
-    """Classifier of gradients, sketched in F numbers, (B, F), by direction; it returns logits (B, A) of A classes."""
+    """Classifier (B, F) -> logits (B, A): predicts which of A values an attribute has from the direction of a gradient.
+
+    Gradients are compressed to F numbers by a :class:`GradientSketch`.
+    """
 
     mean: Tensor  # (F,) mean of the training inputs, each scaled to norm 1
     basis: Tensor  # (F, R) principal directions of these inputs, scaled
@@ -132,7 +135,10 @@ _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDict
 def example_gradients(
     model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[victims.LossChange] = ()
 ) -> Tensors:
-    """Return each example's loss gradient, with ``changes``, (B, *shape) by name, differentiable in the inputs."""
+    """Return each example's loss gradient (B, *shape) by parameter name, differentiable with respect to the inputs.
+
+    ``changes``: a defense's changes of the loss.
+    """
     names = list(state.parameters)
     layered = _layered(model, state, batch, plan, changes, names=names)
     if layered is not None:
@@ -154,9 +160,10 @@ def clipped_sum(
 ) -> tuple[Tensors, Tensor]:
     """Return the sum of examples' gradients, each clipped to the l2 norm ``clip_norm``, and the mean loss.
 
-    Parameters in ``held`` are left out. Norms may come from inner products (ghost clipping, Li et al. 2022, Sec. 4). An
-    example whose gradient's norm is not finite adds nothing to the sum; an empty batch gives 0. ``UserError`` if batch
-    norm in training mode mixes the examples, or no parameter is trained.
+    ``changes``: a defense's changes of the loss. Parameters in ``held`` are left out. If it is faster, norms are
+    computed without forming the gradients (ghost clipping, Li et al. 2022, Sec. 4). An example whose gradient's norm is
+    not finite adds nothing to the sum; an empty batch gives 0. ``UserError`` if batch norm in training mode mixes the
+    examples, or no parameter is trained.
     """
     if plan.batch_norm == "train" and has_batch_norm(model):
         raise UserError(
@@ -226,7 +233,7 @@ def _layered(
     *,
     names: Sequence[str],
 ) -> Layered | None:
-    """Return :class:`Layered` at ``state``; ``None`` if that is not possible, or a trial shows wrong gradients."""
+    """Return a fast method for examples' gradients at ``state``; ``None`` if unsupported or wrong in a trial."""
     if not len(batch) or changes or victims.drops_out(model):
         return None
     tried, wanted = _tried.setdefault(model, {}), frozenset(names)
@@ -295,7 +302,10 @@ _ROUNDING = 1e-6  # rounding of inner products in single precision, relative to 
 
 
 def _ghost_norms(call: LayerCall, clip_norm: float) -> Tensor | None:
-    """Return squared norms (B,) of a weight's example gradients from inner products; ``None`` if this is slower."""
+    """Return the squared norm (B,) of each example's gradient of a weight; ``None`` if forming gradients is faster.
+
+    A bound on rounding errors is added if it matters for clipping to ``clip_norm``.
+    """
     weight = call.module.get_parameter("weight")
     if weight.dim() < 2 or not pays(len(weight), weight[0].numel(), call.positions):
         return None

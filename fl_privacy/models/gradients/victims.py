@@ -74,7 +74,10 @@ def batch_loss(
     loss_function: LossFunction = F.cross_entropy,
     changes: Sequence[LossChange] = (),
 ) -> tuple[Tensor, Tensors]:
-    """Return ``loss_scale`` times the mean loss of ``batch`` at ``state``, and the buffers after the pass."""
+    """Return ``loss_scale`` times the mean loss of ``batch`` at ``state``, and the buffers after the pass.
+
+    ``batch_norm``: mode of batch norm; ``None`` keeps the model's. ``changes``: a defense's changes of the loss.
+    """
     set_mode(model, batch_norm)
     buffers = {name: b.clone() for name, b in state.buffers.items()}
     values = {**state.parameters, **buffers}
@@ -112,7 +115,7 @@ warnings.filterwarnings("ignore", message="There is a performance drop because w
 
 @dataclass(frozen=True, eq=False)
 class VictimModel:
-    """Model that was sent to all victims of a group, and the plan and loss of their training."""
+    """Model sent to the clients that are attacked together, and the plan and loss of their training."""
 
     model: nn.Module
     names: Sequence[str]  # parameters whose gradients are computed

@@ -77,8 +77,8 @@ def fitted(
 ) -> N:
     """Return ``network`` after training on ``number`` examples; an epoch shows every example at every noise level.
 
-    ``losses`` maps the indices (B,) of a batch's examples to a function. This function returns the loss, given the
-    index (B,) of each example's noise level, modulo the number of levels.
+    ``losses`` takes the indices (B,) of a batch's examples and returns a function, which takes the index (B,) of each
+    example's noise level, modulo the number of levels, and returns the loss.
     """
     order = derive_generator(seed, "evaluator", "order")
     optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)
@@ -203,9 +203,10 @@ class WordBox:
 
 
 class WordEvaluator(nn.Module):
-    """Refiner's evaluation network for texts: convolutions over words, which predict whether each word is random.
+    """Network of Refiner, a defense, that rates texts by predicting for each word whether a random one replaced it.
 
-    ``width`` is the length of a word embedding. The paper's DistilBERT is too large to run in each step.
+    It has convolutions over words; ``width`` is the length of a word embedding. The paper's DistilBERT is too large to
+    run in each step.
     """
 
     def __init__(self, *, width: int, widths: Sequence[int] = (64, 64)) -> None:
@@ -217,7 +218,7 @@ class WordEvaluator(nn.Module):
         self.head: nn.Linear = nn.Linear(self.widths[-1], 1)
 
     def word_logits(self, words: Tensor, there: Tensor) -> Tensor:
-        """Return the logits (N, L) that words (N, L, d) are random; ``there`` (N, L) is false for padding."""
+        """Return logits (N, L) that words (N, L, d) are random replacements; ``there`` (N, L) is false for padding."""
         kept = there.to(words.dtype).unsqueeze(1)
         states = (2 * words - 1).mT * kept
         for layer in self.layers:
@@ -235,8 +236,9 @@ def mix_with_random_words(
 ) -> tuple[Tensor, Tensor]:
     """Replace the share ``ratios`` (N,) of each text's words by random words, or blend all its words with random ones.
 
-    Return scaled embeddings (N, L, d) (see :class:`WordBox`), and the random share (N, L) of each word. ``tokens``: (N,
-    L), padded with -1. ``blended`` (N,): true for texts in which all words are blended.
+    Return scaled embeddings (N, L, d) (see :class:`WordBox`), and each word's share of randomness (N, L): 0 or 1 if
+    words are replaced, the ratio if they are blended. ``tokens``: (N, L), padded with -1. ``blended`` (N,): true for
+    texts in which all words are blended.
     """
     words, noise = box.words(tokens), box.random_words(tokens.shape, rng)
     exchanged = torch.rand(tokens.shape, generator=rng).to(ratios) < ratios[:, None]
@@ -253,10 +255,10 @@ def train_word_evaluator(
     device: torch.device | str = "cpu",
     progress: Progress = lambda done, total, loss: None,
 ) -> WordEvaluator:
-    """Return an evaluation network trained to predict which words of public texts ``tokens`` (N, L) are random.
+    """Return a network trained to predict which words of public texts ``tokens`` (N, L) are replaced by random ones.
 
-    In half of the texts, random words replace some words, as published; in the others, they are blended with all words.
-    ``table`` (n, d) has the tokens' embeddings; texts are padded with -1.
+    In half of the texts, random words replace some words, as published; in the others, each word's embedding is blended
+    with a random word's. ``table`` (n, d) has the tokens' embeddings; texts are padded with -1.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "evaluator", "model"))
@@ -281,7 +283,10 @@ def train_word_evaluator(
 
 @torch.no_grad()
 def random_word_curve(network: WordEvaluator, tokens: Tensor, table: Tensor, ratios: Tensor) -> Tensor:
-    """Return the shares (R, N) of random words predicted for N texts (N, L) with R true shares ``ratios`` (R,)."""
+    """Return the shares (R, N) of random words that ``network`` predicts for N texts (N, L) with R true ``ratios``.
+
+    ``table`` (n, d): the tokens' embeddings.
+    """
     box, rng, tokens = WordBox(table.detach()), torch.Generator().manual_seed(0), tokens.long()
     whole, rows = torch.zeros(len(tokens), dtype=torch.bool), []
     for ratio in ratios.tolist():

@@ -181,10 +181,11 @@ def name_of_words(table: Tensor) -> str:
 
 
 def find_word_evaluator(path: str | Path | None, table: Tensor, public: Tensor | None) -> evaluator.WordEvaluator:
-    """Return the evaluation network in the file ``path``; without a file, a small network trained on ``public`` texts.
+    """Return the network in the file ``path``, which predicts the random words in a text for the defense Refiner.
 
-    ``table`` (n, d) are the model's token embeddings; ``public`` (N, L) are tokens, padded with -1. ``UserError`` if
-    the file holds no network for these embeddings, or there is neither a file nor a public text.
+    Without a file, train a small network on ``public`` texts (N, L), tokens padded with -1. ``table`` (n, d) are the
+    model's token embeddings. ``UserError`` if the file holds no network for these embeddings, or there is neither a
+    file nor a public text.
     """
     words = name_of_words(table)
     if path is not None:

@@ -67,11 +67,7 @@ class GeneratorShape:
 
 
 class ImageGenerator(nn.Module):
-    """Generator of DCGAN (Radford et al. 2016) that maps latents, and classes if any, to images.
-
-    The first transposed convolution gives the smallest feature map; each later one doubles the side. Batch norm and
-    ReLU follow each but the last, tanh the last. A class embedding is appended to the latent.
-    """
+    """Generator of DCGAN (Radford et al. 2016) that maps latents, and classes if any, to images."""
 
     def __init__(self, shape: GeneratorShape) -> None:
         super().__init__()
@@ -255,7 +251,7 @@ def save_training(state: Mapping[str, Tensor], file: Path, key: str) -> None:
 
 
 def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
-    """Return the state of the training ``key`` in ``file``; ``None`` if missing, ``UserError`` if damaged."""
+    """Return the saved state of the interrupted training ``key``; ``None`` if missing, ``UserError`` if damaged."""
     if not file.is_file():
         return None
     with readable("The state of a training", file, "remove it"):
@@ -270,7 +266,7 @@ _TRAINED_ON = Provenance(data="DigiFace-1M (rendered faces of nobody)", split="a
 
 
 def expect_faces() -> Path:
-    """Return the file with the weights of the generator of faces; ``UserError`` if the package is missing."""
+    """Return the file with the weights of the pretrained generator of faces; ``UserError`` without its package."""
     found = importlib.util.find_spec(_PACKAGE)
     for place in (found and found.submodule_search_locations) or ():
         if (file := Path(place) / "weights.tar").is_file():

@@ -1,4 +1,4 @@
-"""Build targets with Hydra's instantiate and one-line errors; signatures are cached, since PyTorch loads slowly."""
+"""Build targets with Hydra's instantiate, with errors of one line."""
 
 import hashlib
 import inspect

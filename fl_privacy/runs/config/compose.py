@@ -49,7 +49,7 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
 def _apart(override: str, stamp: int) -> tuple[str, tuple[str, Any]] | None:
     """Return group, option and settings of ``group=option``; ``None`` if the option may change other groups.
 
-    ``stamp``: cache key that changes with the files.
+    ``stamp``: number for the cache, which changes with the files.
     """
     group, _, option = override.partition("=")
     path = CONFIG_DIR / group / f"{option}.yaml"
@@ -124,7 +124,7 @@ _CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model
 
 
 def complete(config: DictConfig) -> None:
-    """Add missing settings with their defaults to sections in ``COMPLETED``; ``UserError`` for a missing target."""
+    """Add missing settings with their defaults to the sections named in ``COMPLETED``."""
     for name, missing in _left_out(config).items():
         with open_dict(section := OmegaConf.select(config, name)):
             section.update(missing)
@@ -323,7 +323,7 @@ def _remedy(text: str) -> str:
 
 
 def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
-    """Raise ``UserError`` for unknown keys; return ``overrides``, with ``++`` before keys that no settings file has."""
+    """Raise ``UserError`` for unknown keys; return ``overrides``, with Hydra's ``++`` before keys that no file has."""
     missing, checked = _left_out(config), []
     for override in overrides:
         key = override.key_or_group

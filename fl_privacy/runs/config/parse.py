@@ -152,8 +152,8 @@ def called(option: str, section: Any) -> str:
 def suggest(word: str, allowed: Iterable[str], known: str = "", *, group: str = "", above: str | None = None) -> str:
     """Return the tail of an error about a name: `` (did you mean X?); allowed: X, Y.``
 
-    At most ``MOST_NAMED`` names similar to ``word`` are listed. ``known``: choice that determines ``allowed``, such as
-    ``attack=idlg``; ``group``: group of options; ``above``: section of settings.
+    ``known``: override that determines ``allowed``, such as ``attack=idlg``. ``group``: group of which ``word`` is an
+    option; ``above``: section of which it is a setting.
     """
     names = sorted(name for name in allowed if not name.startswith("_") and name != "defaults")
     like = meant_by(word, names, group, above=above)

@@ -1,7 +1,4 @@
-"""Declare every setting of a run: type, range, meaning and role.
-
-Checks, folder names, captured settings, pages and the table of settings derive from it; defaults are in ``conf/``.
-"""
+"""Declare every setting of a run: type, range, meaning and role; defaults are in ``conf/``."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,10 +25,10 @@ class Role(StrEnum):
 def setting(
     role: Role, meaning: str, *, within: tuple[float, float] | None = None, captured: bool | None = None, **group: Any
 ) -> Any:
-    """Declare a setting of a run.
+    """Declare a setting of a run, as a dataclass field; ``role``: part of the run that it changes.
 
-    ``within``: least and largest value. ``captured``: ``True`` if an attack on a captured run takes that run's value;
-    ``None`` is ``True`` for settings of training and defense.
+    ``meaning``: help text. ``within``: least and largest value. ``captured``: ``True`` if an attack on captured updates
+    takes the value of the run that captured them; ``None`` is ``True`` for settings of training and defense.
     """
     taken = role in (Role.TRAINING, Role.DEFENSE) if captured is None else captured
     return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken, **group})
@@ -46,7 +43,7 @@ def group(
     within: Mapping[str, tuple[float, float]] | None = None,
     names: tuple[str, ...] = (),
 ) -> Any:
-    """Declare a group of options; pages name it if ``shown``.
+    """Declare a group of options, like a :func:`setting`; pages name the chosen option if ``shown``.
 
     ``runtime``: settings that change no result. ``within``: setting -> (least, largest). ``names``: allowed values of
     the setting ``name``; empty allows all.
@@ -81,7 +78,7 @@ class FederationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class InterceptSettings:
-    """Settings of the interception, and of when attacks run."""
+    """Which uploads are intercepted, and when attacks run."""
 
     uploads: Literal["probe", "update"] = setting(
         ATTACK,
@@ -160,7 +157,7 @@ class PrivacySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BpkiSettings:
-    """Settings of the Bayesian privacy loss."""
+    """Settings of the metric ``bpki``, the Bayesian privacy loss of reconstructed images."""
 
     bins: int = setting(ATTACK, "intervals of the histogram of the Bayesian privacy loss", within=(2, 65_536))
     smoothing: float = setting(ATTACK, "pixels added to each of them, so that none is empty", within=(0, 1e12))
@@ -323,12 +320,12 @@ def groups(*, shown: bool = False) -> list[str]:
 
 
 def sections() -> list[str]:
-    """Return the names of all sections."""
+    """Return the names of all sections of a run's settings."""
     return [f.name for f in fields(RunSettings) if is_dataclass(f.type) or f.type is Options]
 
 
 def keys_of(role: Role) -> tuple[str, ...]:
-    """Return the dotted keys of all settings with ``role``, and ``choices.GROUP`` of all groups with it."""
+    """Return the dotted keys of all settings that change the part ``role`` of a run; groups are ``choices.GROUP``."""
     found: list[str] = []
     for key, declared in declared_settings():
         if "group" in declared.metadata and role is Role.RUNTIME:
@@ -341,7 +338,7 @@ def keys_of(role: Role) -> tuple[str, ...]:
 
 
 def captured_keys() -> tuple[str, ...]:
-    """Return dotted keys that an attack on captured updates takes from the captured run."""
+    """Return the dotted keys of settings that an attack on captured updates takes from the run that captured them."""
     found: list[str] = []
     for key, declared in declared_settings():
         if declared.metadata["captured"] and key.partition(".")[0] not in found:
@@ -350,7 +347,7 @@ def captured_keys() -> tuple[str, ...]:
 
 
 def captured_groups() -> tuple[str, ...]:
-    """Return the groups whose option an attack on captured updates takes from the captured run."""
+    """Return the groups whose option an attack on captured updates takes from the run that captured them."""
     return tuple(f.name for f in fields(RunSettings) if "group" in f.metadata and f.metadata["captured"])
 
 

@@ -69,7 +69,7 @@ class Study:
 
 
 def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
-    """Load a trade-off's grid; overrides of ``attack`` go to attacks, of ``inference`` to trainings, others to both."""
+    """Load a grid of defenses; ``overrides`` of attacks go to attacks, of inference to trainings, others to both."""
     raw = _loaded("grid", name, GRIDS, _SECTIONS)
     _expect_defended(raw["defenses"], f"the grid {name}")
     of_grid = (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values())
@@ -101,7 +101,7 @@ def _loaded(kind: str, name: str, folder: Path, sections: Mapping[str, Any]) -> 
 
 
 def names_in(folder: Path) -> list[str]:
-    """List the names of the grids or tracks in ``folder``."""
+    """List the names of the studies (grids or tracks) in ``folder``."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
@@ -130,7 +130,7 @@ def _expect_defended(defenses: Mapping[str, object], where: str) -> None:
 
 
 def grid_points(family: str, overrides: Sequence[str]) -> Iterable[GridPoint]:
-    """Yield a point for each strength of the defense ``family`` that ``overrides`` list."""
+    """Yield the defense ``family`` at each strength listed in ``overrides``, such as ``defense.rate=0.1,0.9``."""
     key = swept_key(overrides)
     for point in expand_sweep(overrides):
         value = next((o.partition("=")[2] for o in point if o.partition("=")[0] == key), "")
@@ -157,7 +157,7 @@ _SECTIONS_OF_TRACK: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class UploadKind:
-    """Kind of upload in a benchmark: training, states of the model to attack, and each malicious server's overrides."""
+    """Kind of upload in a benchmark: its training, the model's states at attacks, and malicious servers' overrides."""
 
     training: str
     states: tuple[State, ...]
@@ -186,7 +186,7 @@ class Track(Study):
 
 
 def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
-    """Load a track; ``UserError`` if it is missing or invalid, or if ``overrides`` would change its figures."""
+    """Load a track (benchmark); ``UserError`` if it is missing or invalid, or if ``overrides`` change its results."""
     raw, uploads = _loaded("track", name, TRACKS, _SECTIONS_OF_TRACK), dict[str, UploadKind]()
     for upload, entry in raw["uploads"].items():
         where = f"uploads.{upload} of the track {name}"

@@ -66,7 +66,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings in ``path`` that captured updates fix; ``UserError`` for code not registered or trusted."""
+    """Return the settings in the file ``path`` that attacks on captured updates keep; ``UserError`` for unsafe code."""
     found, parts = read_settings(path), captured_groups()
     choices = _choices(path, found, parts, trust)
     declared = [key for key, _ in declared_settings()]
@@ -84,7 +84,7 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return all settings of the run that wrote ``path``; ``UserError`` for code neither registered nor trusted."""
+    """Return all settings of the run that wrote ``path``; ``UserError`` for code not registered or in ``trust``."""
     found = read_settings(path)
     _choices(path, found, [part for part in groups() if isinstance(found.get(part), dict)], trust)
     return found
@@ -105,7 +105,7 @@ def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: 
 
 
 def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str) -> None:
-    """Raise ``UserError`` if ``overrides`` (of ``where``) import code not in ``trust``, or refer to other settings."""
+    """Raise ``UserError`` if ``overrides`` import code not in ``trust``, or have ``${...}``; ``where``: source."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         text, key = override.input_line or "", override.key_or_group
         above, _, name = key.rpartition(".")
@@ -119,12 +119,12 @@ def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str
 
 
 def trusted(trust: str | Sequence[str] | None) -> frozenset[str]:
-    """Return the names in the user's setting ``trust``."""
+    """Return the import paths and data names that the setting ``trust`` allows."""
     return frozenset([trust] if isinstance(trust, str) else trust or ())
 
 
 def trust_in(overrides: Sequence[str]) -> frozenset[str]:
-    """Return the files and names that the user's own ``overrides`` trust."""
+    """Return the files and import paths that the user allows by ``trust=`` in ``overrides``."""
     said = [override.value() for override in parse_overrides(overrides) if override.key_or_group == "trust"]
     return frozenset(str(name) for value in said for name in (value if isinstance(value, list) else [value]))
 
@@ -132,7 +132,10 @@ def trust_in(overrides: Sequence[str]) -> frozenset[str]:
 def expect_registered(
     part: str, section: Mapping[str, Any], registered: Mapping[str, Any], trust: Collection[str], *, where: str
 ) -> None:
-    """Raise ``UserError`` if ``section`` names code that is not ``registered`` nor in ``trust``, or lacks a setting."""
+    """Raise ``UserError`` if ``section`` names code neither ``registered`` nor in ``trust``, or lacks a setting.
+
+    ``part``: the section's name. ``where``: its file, for errors.
+    """
     for key, value in _mappings(section, part):
         for name in value:
             if not isinstance(name, str):
@@ -233,7 +236,7 @@ PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "
 
 
 def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
-    """Raise ``UserError`` if overrides of a message, ``where``, name a file or folder in keys other than ``unread``."""
+    """Raise ``UserError`` if overrides of a message (``where``) set a file or folder, except in keys ``unread``."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         for name, text in _settings(override.key_or_group, override.value()):
             parted = "/" in text or "\\" in text or leads_outside(text)

@@ -38,12 +38,12 @@ def is_above_chance(name: str, measure: Measure, *, among: int = 1) -> bool:
 
 
 def number_of_measures(findings: Sequence[Finding]) -> int:
-    """Count all measures of ``findings``."""
+    """Count the measured values in all ``findings``."""
     return sum(len(finding.measures) for finding in findings)
 
 
 def answered_above_chance(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Return the facts (keys of ``CAN_INFER``) inferred better than by chance, corrected for many measures."""
+    """Return the facts (keys of ``CAN_INFER``) inferred better than by chance, corrected for the number of measures."""
     number = number_of_measures(findings)
     leaks = {f.about for f in findings if any(is_above_chance(n, m, among=number) for n, m in f.measures.items())}
     return tuple(about for about in dict.fromkeys(f.about for f in findings) if about in leaks)
@@ -95,7 +95,7 @@ class Candidate:
 
     @property
     def open_questions(self) -> list[str]:
-        """Return the questions (membership, attribute) whose upper bound is too high, or that were not measured."""
+        """Return the inference questions that were not measured, or whose success may be above the limit."""
         limits = {
             About.MEMBERSHIP: lambda m: m.high <= MEMBERSHIP_AT_MOST,
             About.ATTRIBUTE: lambda m: m.high <= m.chance + ATTRIBUTE_AT_MOST,
@@ -124,7 +124,7 @@ class Candidate:
         )
 
     def unread(self, psnr_below: float | None = None) -> bool:
-        """Return whether everything was measured, nothing leaked, and no image reaches ``psnr_below`` dB."""
+        """Return whether defended updates leak nothing, all was measured, and each PSNR is below ``psnr_below`` dB."""
         return (
             self.images > 0
             and not (self.undefended or self.read or self.unknown or self.exposed or self.open_questions)
@@ -146,10 +146,10 @@ def candidate_of(
     asked: Collection[str] = (),
     undefended: bool = False,
 ) -> Candidate | None:
-    """Build the candidate of one training; ``None`` if accuracy or scored examples are missing.
+    """Return one training's defense as a candidate to choose; ``None`` if accuracy or scored examples are missing.
 
-    ``found``: results of reconstruction. ``pmm``: accuracy in percent of the undefended one. ``findings``: results of
-    inference attacks; ``asked``: kinds of inference, such as membership, whose results the candidate needs.
+    ``found``: results of reconstruction. ``pmm``: accuracy in percent of the undefended training's. ``findings``:
+    results of inference attacks; ``asked``: inference questions, such as membership, that need results.
     """
     name_of_main = main_of(found)
     worst, most = worst_by(name_of_main, found), leaks_most(found)
@@ -181,7 +181,7 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the best attacker's lead over guesses without the update, the least over rounds and attacks."""
+    """Return by how much the better attacker beats guesses without the update: the least over attacks and rounds."""
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)
@@ -191,7 +191,7 @@ def least_over_control(found: Sequence[LeakageResult]) -> float | None:
 
 
 def asked_of(findings: Sequence[Finding]) -> set[str]:
-    """Return the kinds of ``findings``, such as membership, that count for the choice of a defense."""
+    """Return the questions in ``findings`` on which the choice of a defense depends: membership and attribute."""
     return {finding.about for finding in findings} & {About.MEMBERSHIP, About.ATTRIBUTE}
 
 
@@ -201,9 +201,9 @@ def comparable(candidates: Sequence[Candidate]) -> bool:
 
 
 def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the undefended candidate that leaks most.
+    """Return the undefended training that leaks most, provided that nothing was reconstructed from any of them.
 
-    ``None`` if there is none, an attack reconstructed something from one of them, or modalities differ.
+    ``None`` otherwise, or if their data have different modalities.
     """
     plain = [c for c in candidates if c.undefended]
     if not comparable(candidates) or not plain or any(c.read for c in plain):
@@ -214,7 +214,7 @@ def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
 def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None) -> Candidate | None:
     """Return the most accurate candidate that leaks nothing; ``psnr_below``: PSNR in dB that no image may reach.
 
-    ``None`` if all leak, if nothing was reconstructed from undefended updates either, or if modalities differ.
+    ``None`` if all leak, if attacks fail even without a defense, or if the candidates' data have different modalities.
     """
     if not comparable(candidates) or unread_undefended(candidates):
         return None

@@ -22,7 +22,7 @@ Tabled = VictimScore | Run | Path | str  # result of ``evaluate`` or ``read_run`
 
 
 def to_dataframe(found: Tabled | Iterable[Tabled], *, kind: str | None = None) -> DataFrame:
-    """Return a table of scores, runs or their folders (one or several), with a row for each attacked example.
+    """Turn scores, runs or run folders (one or several) into a table with a row for each attacked example.
 
     If ``kind`` is given, such as ``round``, the table has a row for each record of that kind in a run, see ``RECORDS``
     in :mod:`fl_privacy.runs.folder.records`. ``UserError`` if there are no records, or ``found`` has another type.

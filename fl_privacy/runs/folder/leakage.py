@@ -1,4 +1,4 @@
-"""Order leakage results by how much they leak (:class:`Extent`), and describe the attacks behind them."""
+"""Order leakage results by how much they leak (:class:`Extent`), and describe the attacks."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)  # of what wa
 
 
 def extent_of(found: Sequence[LeakageResult], *, inferred: int = 0, unknown_is_read: bool = True) -> Extent:
-    """Return the worst value of each field of :class:`Extent` over ``found``.
+    """Return an :class:`Extent` (how much leaks) with the worst value of each field over ``found``.
 
-    ``inferred``: number of other questions answered better than by chance. ``unknown_is_read``: ``True`` counts
+    ``inferred``: number of inference questions answered better than by chance. ``unknown_is_read``: ``True`` counts
     unscored examples as reconstructed, and returns :data:`WORST` if ``found`` is empty.
     """
     if not found:
@@ -86,17 +86,14 @@ def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | Non
 
 
 def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
-    """Return the counts with the largest share of reconstructed substitute images, on which a defense trains instead.
-
-    ``None`` if none was reconstructed.
-    """
+    """Return the largest share, as counts, of reconstructed substitutes (images that a defense trains on), if any."""
     bounds = [bound for reading in found if (bound := reading.counted_by(TRANSFORMED_METRIC))]
     most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
     return most if most and most.recognizable else None
 
 
 def modality_attacked(found: Sequence[LeakageResult], loader: str = "") -> Modality:
-    """Return the modality attacked; if ``found`` is empty, that of the function ``loader``, or else images."""
+    """Return the kind of data attacked: that of the results, else that which function ``loader`` loads, else images."""
     known = {reading.main for reading in found} or {loader.rpartition(".")[-1]}
     return next((one for one in MODALITIES if known & {one.metric, one.loader}), IMAGES)
 
@@ -115,7 +112,7 @@ def in_round(found: Sequence[LeakageResult], round: int) -> list[LeakageResult]:
 def few(statistic: Statistic, kind: str = "upload") -> str:
     """Return a warning such as ``only 2 uploads`` if ``statistic`` has too few for an interval, else an empty text.
 
-    ``kind``: word for the uploads if each has one example, such as ``image``.
+    ``kind``: noun for an upload of one example, such as ``image``.
     """
     number, n = statistic.groups, statistic.n
     if number >= FEW:
@@ -137,7 +134,7 @@ _BUDGETS = ("iterations", "restarts", "budget", "seconds")
 
 
 class AttackedUploads(StrEnum):
-    """Origin of the attacked uploads."""
+    """Kind of the uploads that were attacked."""
 
     PROBES = "probes"  # extra uploads of chosen examples, made as the client makes its own
     TRAINING = "training"  # updates that trained the model
@@ -177,7 +174,7 @@ def described_facts(
     threats: Sequence[str] = (),
     defenses: Sequence[str] = (),
 ) -> AttackFacts:
-    """Describe the attacks tried on a run, given settings, records, and sentences on ``threats`` and ``defenses``."""
+    """Return facts on a run's attacks from settings (``identity``), records, and sentences on threat and defense."""
     images = [record for attacker in Attacker for record in records_of(records, "image", attacker)]
     sizes = Counter({str(image["id"]): 0 for image in images})
     for image in images:

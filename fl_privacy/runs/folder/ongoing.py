@@ -52,7 +52,7 @@ def is_aside(path: Path) -> bool:
 
 
 def move_aside(path: Path, why: str) -> None:
-    """Rename the locked folder ``path`` to the first free ``<path>-<why>-<number>``; delete its buffered updates."""
+    """Rename the run's folder ``path`` to the first free ``<path>-<why>-<number>``; delete its buffered updates."""
     shutil.rmtree(path / WAITING, ignore_errors=True)
     names = (f"{path.name}-{why}-{number}" for number in itertools.count(1))
     path.rename(next(aside for name in names if not (aside := path.with_name(name)).exists()))
@@ -85,7 +85,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Ongoing:
-    """Current work in words, the ``share`` in [0, 1] that is done, and the seconds spent."""
+    """Progress of a run: current work in words, the ``share`` in [0, 1] of it that is done, and the seconds spent."""
 
     what: str
     share: float

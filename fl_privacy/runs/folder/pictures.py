@@ -75,7 +75,7 @@ def _first_free(folder: Path, names: Iterable[str]) -> Path:
 
 
 def new_file(folder: Path, name: str, attacker: Attacker, suffix: str) -> Path:
-    """Return the path of a new file ``name`` of ``attacker`` in a private folder, numbered if the name is taken."""
+    """Return an unused path in ``folder``, which is made private: ``name``, with attacker and number if necessary."""
     name = name if attacker == Attacker.PLAIN else f"{name}-{attacker}"
     return _first_free(folder, (f"{each}{suffix}" for each in chain([name], (f"{name}-{k}" for k in count(1)))))
 
@@ -209,7 +209,7 @@ def write_rows(folder: Path, round: int, scores: Sequence[VictimScore], attacker
 
 
 def read_rows(folder: Path) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
-    """Return (victim id, row number) -> original and guesses in ``folder``; see :func:`read_pairs`."""
+    """Return (victim id, row number) -> original and guessed rows, and a line on each unreadable file."""
     found = _Found[Pieces, RowGuess]()
 
     def read(path: Path) -> None:
@@ -269,7 +269,7 @@ def film_of(found: Reconstruction, score: VictimScore, pieces: Callable[[Tensor]
 
 
 def write_films(folder: Path, films: Sequence[Film], attacker: Attacker = Attacker.PLAIN) -> list[Path]:
-    """Write the films of one round, one file for each modality, and return the files."""
+    """Write films (an attack's guesses as it proceeds), one file for each modality; return the files."""
     texts = [vars(film) for film in films if isinstance(film, TextFilm)]
     images = [film for film in films if not isinstance(film, TextFilm)]
     contents: dict[str, bytes | str] = {}

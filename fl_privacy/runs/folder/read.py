@@ -226,7 +226,7 @@ def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
     """Copy a run without captured updates and final weights; absolute paths in its settings are cut to their last part.
 
     A copy ``with_originals`` has images and is readable only by its owner. ``UserError`` if ``run.json`` is damaged or
-    a file is a link, ``OSError`` if something can't be read or written.
+    a file is a link; ``OSError`` if copying fails.
     """
     for name in (IDENTITY, CONFIG, *FIGURES):
         if (source / name).is_symlink():
@@ -259,7 +259,7 @@ def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
 
 
 def shared_as(folder: Path) -> Shared | None:
-    """Return what the copy in ``folder`` contains; ``None`` for the original run, ``UserError`` for a damaged note."""
+    """Return the content of a shared copy of a run; ``None`` for the run itself, ``UserError`` for a damaged note."""
     note = folder / NOTE
     if not note.is_file():
         return None

@@ -235,7 +235,7 @@ def image_record(score: VictimScore, one: ImageScore, **further: object) -> dict
 
 
 def records_of(records: Iterable[Mapping[str, Any]], kind: str, attacker: Attacker) -> list[Mapping[str, Any]]:
-    """Return the records of one kind and attacker; a record without attacker counts as plain."""
+    """Return the records of one kind and attacker; those that name no attacker are the plain attacker's."""
     return [r for r in records if r["kind"] == kind and r.get("attacker", Attacker.PLAIN) == attacker]
 
 
@@ -293,12 +293,12 @@ column the published figure, this package's, the ends of its 95 % interval and t
 
 
 def write_paper(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write ``paper.json`` into ``folder``."""
+    """Write a paper's table with our figures, ``record``, to ``paper.json``."""
     write_whole(folder / PAPER, dump_json(record, indent=1))
 
 
 def read_paper(folder: Path) -> Mapping[str, Any] | None:
-    """Load ``paper.json`` of ``folder``, if any; ``UserError`` if the file is damaged."""
+    """Load a paper's table with our figures from ``paper.json``; ``None`` without it, ``UserError`` if damaged."""
     if not (folder / PAPER).is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Load a study's results (each defense and strength under every attack), and save tables for ``advise``."""
+"""Load a study's results, and save tables for ``advise``."""
 
 import json
 import math
@@ -30,7 +30,7 @@ THREATS: tuple[Threat, ...] = get_args(Threat)
 
 @dataclass(frozen=True)
 class Versus:
-    """An attack, and the attacker that runs it; ``worst`` is the attacker whose result leaks most."""
+    """Pair of attack and attacker: plain, adaptive, or ``worst``, whichever of them leaks more."""
 
     attack: str
     attacker: Attacker | Literal["worst"]
@@ -168,7 +168,7 @@ class StudyRow:
     def candidate(
         self, threat: Threat = "malicious", uploads: str | None = None, *, asked: Collection[str] = ()
     ) -> Candidate | None:
-        """Return the defense with its worst figures over attacks up to ``threat``; ``None`` if no example was scored.
+        """Return the defense with its worst figures over attackers up to ``threat``; ``None`` if no example was scored.
 
         ``uploads``: kind of upload; ``None``: all kinds. ``asked``: inference questions that must have been answered.
         """
@@ -187,7 +187,7 @@ class StudyRow:
         return replace(candidate, over_control=least_over_control(passive))
 
     def missing(self, threat: Threat) -> list[AttackCell]:
-        """List the attacks up to ``threat`` that did not finish, or were not run with knowledge of the defense."""
+        """List the attacks by attackers up to ``threat`` that did not finish, or ran without knowing the defense."""
 
         def known(cell: AttackCell) -> bool:
             found = self.readings.get(cell, ())
@@ -303,7 +303,7 @@ def when_measured(environments: Iterable[Mapping[str, Any]]) -> str:
 
 
 def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefense | None:
-    """Return the figures of ``row`` under each threat with results; ``None`` if accuracy or leakage is unknown."""
+    """Return measurements of ``row`` by threat; ``None`` if accuracy, leakage or an ``asked`` inference is unknown."""
     cells, found = row.entry.attacks, dict[Threat, Candidate]()
     if row.accuracy is None:
         return None
@@ -329,7 +329,7 @@ def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefens
 def measured_rows(
     rows: Sequence[StudyRow], *, is_whole: Callable[[StudyRow], bool], asked: Collection[str] = ()
 ) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
-    """Return the figures of the rows that ``is_whole`` accepts, and the names of the rows without figures."""
+    """Return the measurements of the rows that ``is_whole`` accepts, and the names of rows without measurements."""
     found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
     if not found or found[0] is None:
         return (), tuple(row.name for row in rows)
@@ -338,7 +338,7 @@ def measured_rows(
 
 
 def write_tables(path: Path, tables: Sequence[MeasuredTable]) -> None:
-    """Write ``tables`` as JSON; infinite bounds, as from a single image, are null."""
+    """Write ``tables`` as JSON; infinite ends of intervals, as from a single image, become null."""
     plain = {"format": FORMAT, "tables": [asdict(table) for table in tables]}
     write_whole(path, json.dumps(_finite(plain), indent=1) + "\n")
 

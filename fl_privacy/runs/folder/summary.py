@@ -1,4 +1,4 @@
-"""Compute accuracy, leakage and cost of a run from its records, finished or interrupted."""
+"""Compute accuracy, leakage and cost of a run from its records."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ class Recognized:
 
 @dataclass(frozen=True, kw_only=True)
 class Traced(Statistic):
-    """Share of images whose nearest reconstruction is of another client; ``chance``: this share of random guesses."""
+    """Share of images whose nearest reconstruction is another client's; ``chance``: that share for random guesses."""
 
     attacked: float
     queries: int  # number of queried images
@@ -122,7 +122,7 @@ class Seconds:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Summary of a run."""
+    """Results of a run: leakage by each attack, accuracy, privacy budget and costs."""
 
     finished: bool
     attacked: tuple[LeakageResult, ...]

@@ -95,14 +95,14 @@ class Verdict:
 
 
 def verdict_of(run: Run) -> Verdict:
-    """Decide the verdict on ``run``."""
+    """Judge how much ``run`` leaked."""
     data, false = run.identity.config.get("data"), any(claim.is_false for claim in run.claims)
     loader = str(data.get("_target_", "")) if isinstance(data, Mapping) else ""
     return judged(run.summary, leakage.facts_of(run), claim_is_false=false, loader=loader)
 
 
 def judged(summary: Summary, facts: leakage.AttackFacts, *, claim_is_false: bool = False, loader: str = "") -> Verdict:
-    """Decide the verdict on ``summary``; ``claim_is_false``: no privacy bound. ``loader``: data loader's name."""
+    """Judge a run's leakage; ``claim_is_false`` ignores its privacy bound. ``loader``: name of the data loader."""
     found = summary.attacked
     asked = tuple(finding for finding in summary.inferred if finding.measures)  # others failed, or had too few examples
     inferred, bound = answered_above_chance(summary.inferred), _bound(summary.privacy, found, summary.inferred)
@@ -143,7 +143,7 @@ _TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.INFERRED: LEAK, Groun
 
 
 def tone_of(found: Sequence[LeakageResult], source: leakage.AttackedUploads = leakage.AttackedUploads.PROBES) -> Tone:
-    """Return ``LEAK`` if a result on clients' uploads is above chance, else ``OPEN``: no attack proves safety."""
+    """Return ``LEAK`` if a result is above chance, unless the server made the uploads (``source``); else ``OPEN``."""
     return LEAK if source is not leakage.AttackedUploads.SERVER and is_read(found) else OPEN
 
 

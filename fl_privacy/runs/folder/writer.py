@@ -57,11 +57,11 @@ class RunFolder:
         undefended: bool = False,
         overwrite: bool = False,
     ) -> RunFolder:
-        """Open or create the folder ``<out>/<label>-<hash>`` of the run with plain settings ``config``.
+        """Open or create the folder ``<out>/<label>-<hash>`` of the run with settings ``config``.
 
-        An interrupted run is moved aside (``...-interrupted-1``); so is a finished run if ``overwrite``
-        (``...-previous-1``); only intercepted updates that were not to be kept are deleted. ``UserError`` if another
-        process is recording this run.
+        An interrupted run is renamed (``...-interrupted-1``); so is a finished one if ``overwrite``
+        (``...-previous-1``). Intercepted updates in it that were not to be kept are deleted. ``undefended``: ``True``
+        for a run without a defense. ``UserError`` if another process is recording this run.
         """
         identity = Identity.of(label, config, undefended=undefended)
         path = out / folder_name(label, config)
@@ -192,7 +192,6 @@ class RunFolder:
         return summary
 
     def close(self) -> None:
-        """Stop recording; without ``finish`` the run counts as interrupted."""
         try:
             if self._records is not None:
                 self._records.close()

@@ -40,7 +40,7 @@ class LimitedOutcome:
 def run_limited(command: Sequence[str], *, memory: int, core: int, environment: Mapping[str, str]) -> LimitedOutcome:
     """Run ``command`` on one ``core`` (number) with at most ``memory`` bytes.
 
-    A memory cgroup enforces the limit if allowed; otherwise this process polls every 20 ms and may miss a peak.
+    The limit is a cgroup's if allowed; otherwise memory is polled, and short peaks may be missed.
     """
     with _cgroup(memory) as group, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as complaint:
         entered = [sys.executable, "-c", _ENTER, str(core), str(group or ""), *command]
@@ -125,8 +125,7 @@ def measure_nodes(
 ) -> Iterator[str]:
     """Measure a client's round of each run in ``runs``, add it to the run's records, and yield a line for the user.
 
-    Each run is measured in its own process, with one thread. ``UserError`` if a folder holds no run, or a client fails
-    for another reason than its memory.
+    ``UserError`` if a folder has no run, or if a client fails for another reason than its memory.
 
     Args:
         runs: folders of finished runs or sweeps.

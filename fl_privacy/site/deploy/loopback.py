@@ -179,7 +179,7 @@ class LoopbackFederation:
 
 @contextmanager
 def loopback_federation(federation: LoopbackFederation) -> Iterator[LoopbackFederation]:
-    """Make the folder of ``federation``, and end the federation's processes when the context ends."""
+    """Make the folder of ``federation``, which runs on this machine; end its processes when the context ends."""
     federation.folder.mkdir(parents=True, exist_ok=True)
     try:
         yield federation
@@ -212,7 +212,7 @@ UNREGISTERED, UNKNOWN_AUTHORITY = "unregistered node", "another authority"
 
 
 def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
-    """Try a deployment on loopback; return 0 if all steps succeed, else 1. ``UserError`` if a node has a policy."""
+    """Try a deployment on this machine; return 0 if all steps succeed, else 1. ``UserError`` if a node has a policy."""
     deployment = Deployment.read(folder)
     nodes = [deployment.node(number) for number in range(deployment.nodes)]
     if behind := [node for node in nodes if (node / "site.yaml").exists()]:
@@ -293,7 +293,7 @@ def _try_nodes(trial: _Trial, deployment: Deployment, federation: LoopbackFedera
 
 
 def small_run(federation: LoopbackFederation, app: Path, nodes: int) -> str:
-    """Train private layers on digits for two rounds on ``nodes`` nodes; ``UserError`` if the run does not finish."""
+    """Train on digits for two rounds, with layers private to each of ``nodes`` nodes; ``UserError`` if it fails."""
     overrides = (
         f"federation.clients={nodes} federation.rounds={ROUNDS} federation.plan.batch_size=16 defense=spn attack=none"
         f" baseline=false device=cpu out={federation.folder / 'runs'}"

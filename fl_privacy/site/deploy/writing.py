@@ -28,7 +28,7 @@ _LONGEST_HOST = 253
 
 @dataclass(frozen=True)
 class Deployment:
-    """Settings of a folder that :func:`write_deployment` wrote; nodes reach the SuperLink at ``host``."""
+    """Settings of a deployment that :func:`write_deployment` wrote; nodes reach the SuperLink at ``host``."""
 
     folder: Path
     host: str
@@ -66,7 +66,7 @@ def write_deployment(folder: Path, *, nodes: int, host: str, port: int, policy: 
     """Write keys, certificates, scripts, services and an app into ``folder``, and return its README.
 
     Existing secrets are kept. Only the owner may access the folder. A ``policy``, one of ``site.gate.READY``, becomes
-    the first site.yaml of each node; the node's app then runs behind the gate. ``UserError`` if a value is out of
+    the first site.yaml of each node, which limits what its app receives and sends. ``UserError`` if a value is out of
     range, or the folder was written for another host.
     """
     if policy:

@@ -52,7 +52,7 @@ class Apart:
 
     Args:
         module: module to run, which reports its ``Isolation`` in reply to the first message.
-        wishes: resources that the process may reach; a new folder replaces ``temporary``.
+        wishes: resources that the process may use; a new folder is set as its ``temporary``.
         variables: environment variables in addition to those in ``GIVEN``, which the parent passes on.
     """
 
@@ -101,7 +101,7 @@ class Apart:
         self.wishes = replace(wishes, temporary=str(work))
 
     def begin(self, asked: Mapping[str, Any], deadline: float) -> Isolation:
-        """Send the request ``asked``; return the isolation reported by ``deadline``, before code loads."""
+        """Send the request ``asked``; return the isolation that the process reports before it loads an app's code."""
         self.send([json.dumps({**asked, "wishes": asdict(self.wishes)}).encode()], deadline)
         (answer,) = self.receive(LARGEST_WORD, deadline)
         return Isolation(**json.loads(answer))
@@ -133,7 +133,7 @@ class Apart:
             remove_temporary(folder)
 
     def send(self, parts: Sequence[bytes], deadline: float) -> None:
-        """Send a message of ``parts``; ``RefusedError`` if the process does not take it by ``deadline``."""
+        """Send ``parts`` as one message; ``RefusedError`` if the process has not received it by ``deadline``."""
         for part in framed(parts):
             content = memoryview(part)
             while content:

@@ -54,14 +54,14 @@ _RUN = re.compile(r"0|[1-9][0-9]{0,23}")
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """Rules for the bundles (Flower's FAB) that runs bring.
+    """Rules for the app bundles (Flower's FAB) that runs bring.
 
     Attributes:
         allow: allowed bundles, each by its ``fab`` (SHA-256), ``key`` (a name in ``keys``), or ``app`` and ``version``.
         keys: Ed25519 public keys by name.
         approve: kind of runs that wait for ``fl-privacy policy approve``, see ``APPROVE``.
-        install: ``from-index`` installs missing packages from the site's package index, ``never`` does not.
-        versions: ``any`` accepts installed packages of other versions than required, ``stated`` does not.
+        install: ``from-index`` installs missing packages from the site's index, ``never`` does not.
+        versions: ``any`` accepts packages of other versions than required, ``stated`` does not.
     """
 
     allow: tuple[Mapping[str, str], ...] = ()
@@ -82,7 +82,7 @@ APPROVE = {
 
 
 def read_runs(given: object, folder: Path, ledger: Path | None) -> Runs:
-    """Parse a policy's section ``runs``, with paths below ``folder``.
+    """Parse a policy's section ``runs``, rules for apps that are sent with a run; paths are relative to ``folder``.
 
     ``UserError`` if it is wrong, or if the policy has no ``ledger``.
     """
@@ -131,7 +131,7 @@ def _key(name: str, given: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """Bundle of a run; the fields after ``digest`` are as the bundle states them."""
+    """App that is sent with a run; the fields after ``digest`` are the bundle's own statements."""
 
     content: bytes
     digest: str
@@ -203,7 +203,7 @@ _PYTHON = "Python "
 def _unmet(
     wanted: Requirement, seen: set[tuple[str, str]], *, any_version: bool, extra: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield (requirement, reason) if ``wanted``, or what its extras require, is missing or of another version."""
+    """Yield (requirement, reason) if ``wanted``, or what its extras require, is not installed or another version."""
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
         return
     text = str(wanted).partition(";")[0].strip()  # the marker holds, and pip knows no extra
@@ -225,9 +225,9 @@ def _unmet(
 
 
 def install_packages(unmet: Mapping[str, str], folder: Path) -> Path:
-    """Install the ``unmet`` packages from the site's index; return their new subfolder of ``folder``.
+    """Install the ``unmet`` packages from the site's index, as wheels alone, so that none of their code runs.
 
-    Only wheels are installed, so that no code of a package runs. ``RefusedError`` on failure.
+    Return the new subfolder of ``folder``; ``RefusedError`` on failure.
     """
     if odd := [text for text in unmet if text.startswith(_PYTHON) or "@" in text or unmet[text] == "no requirement"]:
         raise RefusedError("packages", f"{odd[0]} ({unmet[odd[0]]}), which no index gives; install or correct it")
@@ -263,9 +263,8 @@ def _pip(arguments: Sequence[str], work: str) -> str:
 def signers_of(bundle: Bundle, signatures: Sequence[tuple[bytes, bytes]], keys: Mapping[str, str]) -> list[str]:
     """Return the names in ``keys`` whose keys signed ``bundle``.
 
-    Args:
-        signatures: pairs (message, signature); a message must end with the bundle's digest.
-        keys: Ed25519 public keys in OpenSSH's format.
+    ``signatures``: pairs (message, signature); a message must end with the bundle's digest. ``keys``: in OpenSSH's
+    format.
     """
     found = dict[str, None]()
     for name, text in keys.items():
@@ -281,7 +280,7 @@ def signers_of(bundle: Bundle, signatures: Sequence[tuple[bytes, bytes]], keys: 
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """Run that waits for approval; ``token`` identifies the run with its bundle and configuration."""
+    """Run that waits for approval; ``token``: hash of run, app bundle and configuration."""
 
     run: str
     token: str
@@ -301,7 +300,7 @@ class Approvals:
         self.runs = runs
 
     def admit(self, bundle: Bundle, run: str, config: Mapping[str, Any], signers: Sequence[str]) -> str | None:
-        """Return who or what approved the run, or ``None`` while it waits; ``RefusedError`` if it is refused."""
+        """Return who or what approved the run, or ``None`` while it waits for approval; ``RefusedError`` if refused."""
         runs, own = self.runs, ({"fab": bundle.digest}, {"app": bundle.name, "version": bundle.version})
         decision = self.decision(run)
         found = (one for one in runs.allow if one in own or one.get("key") in signers)
@@ -351,7 +350,7 @@ class Approvals:
         return found
 
     def decide(self, run: str, says: str, token: str = "") -> None:
-        """Write this user's decision ``says`` on a run: ``yes`` or ``no`` to the waiting ``token``, or ``REVOKED``."""
+        """Write this user's decision on a run: ``yes`` or ``no`` to the request with hash ``token``, or ``REVOKED``."""
         who = f"user {os.getuid()}"  # not LOGNAME, which anybody sets
         with suppress(KeyError):
             who = pwd.getpwuid(os.getuid()).pw_name

@@ -1,14 +1,12 @@
 """Exact integer samples of the discrete Gaussian, from the operating system's randomness.
 
 P(y) is proportional to exp(-y^2 / (2 s^2)) over the integers (Canonne, Kamath, Steinke 2020, "The Discrete Gaussian for
-Differential Privacy", Definition 1). On integers of l2 sensitivity D it makes a release D^2 / (2 s^2)-zCDP (their
-Theorem 14).
+Differential Privacy", Definition 1). On integers of l2 sensitivity D, a release is D^2 / (2 s^2)-zCDP (Theorem 14).
 
 Samples are proposed and rejected as in Karney 2016 ("Sampling Exactly from the Normal Distribution", Algorithm D, with
-s a power of two). Draw k >= 0 with probability proportional to exp(-k^2 / 2), a sign, and j uniform in 0..s-1. Accept y
-= +-(k s + j) with probability exp(-j (2 k s + j) / (2 s^2)), and reject "-0". Floating point decides a comparison only
-if its error can't matter; otherwise integers of ``_PRECISION`` bits do. The number of rejections is independent of the
-accepted values, so that the sampling time reveals nothing of the noise (Jin et al. 2022).
+s a power of two): +-(k s + j), except "-0", with P(k) proportional to exp(-k^2 / 2) and j uniform in 0..s-1, is
+accepted with probability exp(-j (2 k s + j) / (2 s^2)). The sampling time reveals nothing of the noise (Jin et al.
+2022).
 """
 
 import os
@@ -91,7 +89,7 @@ def _more_bits(number: int, random: Bytes) -> int:
 
 @lru_cache(maxsize=1)
 def _cumulative() -> tuple[int, ...]:
-    """Return 2^256 times the probabilities that a proposed k is at most 0, 1, ...; the last entry is 2^256."""
+    """Return 2^256 times P(k <= 0), P(k <= 1), ... for a proposed k; the last entry is 2^256."""
     sums = list(accumulate(exp_of_minus(k * k, 2) for k in range(_LARGEST_K)))
     return tuple((one << _PRECISION) // sums[-1] for one in sums)
 
@@ -99,7 +97,7 @@ def _cumulative() -> tuple[int, ...]:
 def _happens(uniform: npt.NDArray[np.uint64], bits: int, exponents: Integers, random: Bytes) -> npt.NDArray[np.bool_]:
     """Return booleans that are true with probability exp(-exponent / (2 SCALE^2)) for each of ``exponents``.
 
-    ``uniform``: a random number of ``bits`` bits for each exponent; more bits are drawn if this number does not decide.
+    ``uniform``: a random number of ``bits`` bits for each; more bits are drawn if necessary.
     """
     half = 2.0 ** -(bits + 1)
     away = np.exp(exponents * (-0.5 / SCALE**2))

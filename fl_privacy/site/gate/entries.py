@@ -36,7 +36,7 @@ class Moment:
     up: float = 0.0  # seconds since the boot, which nobody can set
 
     def since(self, earlier: "Moment") -> float | None:
-        """Return the seconds since ``earlier`` by uptime, or by the clock if that is plausible; ``None`` otherwise."""
+        """Return the seconds since ``earlier``: by uptime within a boot, else by the clock; ``None`` if implausible."""
         if self.boot and self.boot == earlier.boot:
             return max(0.0, self.up - earlier.up)
         passed = self.clock - earlier.clock
@@ -60,17 +60,17 @@ class Entry:
 
     Attributes:
         when: seconds since 1970 by the ledger's own time, which never runs back.
-        kind: kind of message, ``train``, ``evaluate`` or ``query``; ``mended`` for a torn line, ``run`` for a refused
-            run.
+        kind: ``train``, ``evaluate`` or ``query``; ``run`` for a refused run, ``mended`` for a line that a crash cut
+            off.
         outcome: ``ASKED``, ``sent``, or, if nothing left, ``refused`` or ``failed``.
-        rho: zCDP rho of the change of weights; 0 without weights, ``None`` without noise. With noise, a refused reply
-            costs as much as a sent one, since an app may choose to fail.
+        rho: privacy cost (zCDP) of the weights in the reply; 0 without weights, ``None`` without noise. A refused reply
+            costs as much, since an app may choose to fail.
         policy: beginning of the SHA-256 of the policy's file.
         before: SHA-256 of the previous line.
-        fab: SHA-256 of the run's bundle; empty for an installed app.
+        fab: SHA-256 of the run's app bundle; empty for an installed app.
         approved_by: user or rule that approved the run.
         left: description of what left, set with the outcome.
-        clock, boot, up: moment of writing; ``clock`` is ``None`` in lines of earlier versions.
+        clock, boot, up: moment of writing: time, id of the machine's boot, seconds since then.
     """
 
     number: int
@@ -140,7 +140,7 @@ class Account:
         return found
 
     def add(self, entry: Entry, line: bytes) -> None:
-        """Add the next ``line`` and its ``entry``; ``ValueError`` if the line does not follow the last one."""
+        """Add ``entry``, parsed from ``line``; ``ValueError`` if it does not follow the last line added."""
         if entry.before != self.digest or entry.when < self.when:
             raise ValueError("another line came before")
         self.digest, self.when, self.moment = hashlib.sha256(line).hexdigest(), entry.when, entry.moment
@@ -195,9 +195,8 @@ class Limits:
 def epsilon_of(rho: float, delta: float) -> float:
     """Return the epsilon at ``delta`` of releases that are together ``rho``-zCDP; infinite if ``rho`` is.
 
-    Their Renyi divergences are at most rho a for every order a > 1 (Bun, Steinke 2016); by Proposition 12 of Canonne,
-    Kamath, Steinke 2020, epsilon = rho a + log((a - 1) / a) - (log(delta) + log(a)) / (a - 1), minimal over a. This is
-    the RDP accountant for Gaussian noise without sampling.
+    It is the least value over a > 1 of rho a + log((a - 1) / a) - (log(delta) + log(a)) / (a - 1) (Canonne, Kamath,
+    Steinke 2020, Proposition 12).
     """
     checks.number("rho", rho, at_least=0, infinite=True, example=0.1)
     checks.number("delta", delta, above=0, below=1, example=1e-5)
@@ -214,7 +213,7 @@ def epsilon_of(rho: float, delta: float) -> float:
 
 
 def most_rho(epsilon: float, delta: float) -> float:
-    """Return the largest rho whose epsilon at ``delta`` is at most ``epsilon``, to a millionth."""
+    """Return the largest zCDP rho that implies (``epsilon``, ``delta``)-differential privacy, to a millionth."""
     checks.number("budget.epsilon", epsilon, above=0, example=8)
     low, high = 0.0, epsilon + 1.0
     while high - low > 1e-7 * high:

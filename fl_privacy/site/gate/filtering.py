@@ -1,4 +1,4 @@
-"""Filters of incoming and outgoing records by a policy, without use of Flower, processes or files."""
+"""Filters of incoming and outgoing records by a policy."""
 
 import math
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ class Records:
 
 
 def admit(policy: SitePolicy, kind: str, content: Records) -> Records:
-    """Return the content of a message that the app may get; ``RefusedError`` if the policy does not allow all of it."""
+    """Return a message's content as the app may receive it; ``RefusedError`` if ``policy`` does not allow all of it."""
     if policy.reply(kind) is None:
         raise RefusedError("kind", f"a message of kind {kind!r:.400}, which sends does not name; add it there")
     if content.size > policy.receives.most_bytes:
@@ -73,8 +73,8 @@ def admit(policy: SitePolicy, kind: str, content: Records) -> Records:
 def release(policy: SitePolicy, kind: str, received: Records, replied: Records) -> Records:
     """Return the part of the app's reply that may leave, with noise if the policy requires it.
 
-    Names and order are those of the policy or of the received message. ``RefusedError`` for content that the policy
-    neither names nor ``drops``, or if some received arrays are missing.
+    Names and order are not the app's, but those of the policy or of the received message. ``RefusedError`` if received
+    arrays are missing, or for content that the policy does not name (unless ``policy.drops`` removes it).
     """
     reply = policy.reply(kind)
     if reply is None:
@@ -97,7 +97,7 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
 def noise_alone(policy: SitePolicy, kind: str, received: Records) -> Records | None:
     """Return a substitute for a reply that failed: the received arrays plus noise, so that the failure is hidden.
 
-    ``None`` if the policy has no noise, or lets an app choose other values.
+    ``None`` if the policy has no noise, or lets an app choose metrics or other values.
     """
     reply = policy.reply(kind)
     if policy.noising is None or reply is None or reply.arrays is None or reply.arrays.counters != "received":

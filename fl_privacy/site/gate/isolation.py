@@ -68,7 +68,6 @@ class Isolation:
 
     @property
     def is_all(self) -> bool:
-        """Return whether all mechanisms but Landlock are in force."""
         return OWN_ROOT in self.files and "seccomp" in self.network and bool(self.bounds)
 
     def in_words(self) -> str:
@@ -89,10 +88,10 @@ ONE_BY_ONE = "OPEN but for each process's own memory"
 
 
 def keep_apart(wishes: Wishes) -> Isolation:
-    """Fork twice, and return in the isolated grandchild, where the app then runs; return what is in force.
+    """Fork twice and isolate the grandchild, in which alone this function returns; return the isolation obtained.
 
-    The calling process never returns: it limits memory and processes; its child waits for the grandchild. If one of the
-    three ends, so do the others. Without namespaces, or with several threads, the caller returns without forking.
+    The caller limits memory and processes; its child waits for the grandchild. If one of the three ends, so do the
+    others. Without namespaces, or with several threads, nothing is forked. ``wishes``: resources that remain available.
     ``OSError`` if the memory can't be limited.
     """
     held = Isolation()
@@ -232,7 +231,7 @@ def _folder(place: Path) -> str:
 
 
 def _unsealed(bound: Iterable[str], root: str, empty: str) -> Iterator[str]:
-    """Mount an overlay over each folder, which disconnects its sockets and pipes; yield folders where that fails."""
+    """Mount an overlay over each folder below ``root``, which disconnects sockets and pipes; yield those that fail."""
     for bare in bound:
         target, real = root + bare, os.path.realpath(bare)
         if not os.path.lexists(target) or os.path.isfile(real) or real.startswith("/sys/"):  # noqa: PTH113
@@ -269,7 +268,7 @@ def _escaped(place: str) -> str:
 
 
 def readable(wishes: Wishes) -> list[str]:
-    """Return the paths of Python, its packages, and the system's libraries."""
+    """Return the paths that an isolated app may read: Python, its packages, and the system's libraries."""
     python = [sys.prefix, sys.base_prefix, sys.exec_prefix, *(entry for entry in sys.path if entry)]
     found = dict.fromkeys(str(Path(each).absolute()) for each in python)
     return [*SYSTEM, *SETTINGS, *(each for each in found if each != wishes.temporary)]

@@ -29,11 +29,10 @@ class Ledger:
     """File that records each message to a site's apps and its privacy cost; several processes may share it.
 
     The anchor, a file in another folder, has number and digest of the last entry, so that an old ledger is noticed,
-    unless an old anchor is also restored. Both are synced after each line. ``LedgerError`` if a file is inside the
-    other's folder.
+    unless the anchor is as old. ``LedgerError`` if a file is inside the other's folder.
 
     Args:
-        path: ledger's file, made for its owner only if neither it nor the anchor exists.
+        path: ledger's file, private to its owner; made unless an anchor shows that it was deleted.
         clock: function that returns the time as ``Moment`` or as seconds since 1970.
     """
 
@@ -47,7 +46,7 @@ class Ledger:
         self._time = YEARS[0]
 
     def account(self) -> Account:
-        """Return the total of all entries; ``LedgerError`` if ledger or anchor can't be trusted."""
+        """Return the total of all entries; ``LedgerError`` if the ledger or its anchor was altered."""
         with self._locked() as descriptor:
             return self._read(descriptor)
 
@@ -66,7 +65,8 @@ class Ledger:
     ) -> Account:
         """Write an entry (see :class:`Entry`) before the app gets a message, and return the new total.
 
-        ``ExhaustedError`` beyond ``limits``; ``LedgerError`` if writing fails, or ledger or anchor can't be trusted.
+        ``ExhaustedError`` beyond ``limits``; ``LedgerError`` if writing fails, or if the ledger or its anchor was
+        altered.
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)
@@ -79,8 +79,8 @@ class Ledger:
     def settle(self, number: int, outcome: str, rho: float | None, left: str = "") -> Account:
         """Write the outcome of the open entry ``number``, and return the new total.
 
-        ``rho`` is that of the entry, or 0 if weights without noise did not leave; ``left`` describes what left.
-        ``LedgerError`` if the entry is not open or can't be written, or if ledger or anchor can't be trusted.
+        ``rho``: privacy cost of the entry, or 0 if weights without noise did not leave. ``left``: description of what
+        left. ``LedgerError`` if the entry is not open, writing fails, or the files were altered.
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)
@@ -91,7 +91,7 @@ class Ledger:
             return self._write(descriptor, account, self._next(account, **parts))
 
     def mend(self, rho: float | None) -> bool:
-        """Replace an incomplete last line by an entry that spends ``rho``; return ``False`` if none is incomplete."""
+        """Replace an incomplete last line by an entry that costs ``rho`` (zCDP); return ``False`` if there is none."""
         with self._locked() as descriptor:
             size = os.fstat(descriptor).st_size
             torn = len(os.pread(descriptor, LARGEST_LINE, max(0, size - LARGEST_LINE)).rpartition(b"\n")[2])
@@ -113,7 +113,7 @@ class Ledger:
         return found
 
     def _next(self, account: Account, **parts: Any) -> Entry:
-        """Return the next entry, dated by the last line plus the time passed, so that a set clock frees no rounds."""
+        """Return the next entry; it is dated by the time passed, so that a changed clock allows no further rounds."""
         now = self._clock()
         moment = now if isinstance(now, Moment) else Moment(now)
         if not YEARS[0] <= moment.clock <= YEARS[1]:

@@ -1,7 +1,4 @@
-"""Linux system calls by which a process gives up rights; it uses the standard library only.
-
-Constants are those of the kernel's headers: linux/landlock.h, seccomp.h and filter.h, asm/unistd.h of x86-64 and arm64.
-"""
+"""Linux system calls by which a process gives up rights; constants are those of the kernel's headers."""
 
 import ctypes
 import json
@@ -15,6 +12,7 @@ from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 
+# from linux/landlock.h, seccomp.h and filter.h, and asm/unistd.h of x86-64 and arm64
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18

@@ -40,7 +40,7 @@ PlainLoader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0
 
 
 def loaded(content: bytes, name: str) -> object:
-    """Return the value of plain YAML; ``UserError``, beginning with ``name``, for anything else or duplicate keys."""
+    """Parse YAML without aliases and duplicate keys; ``UserError`` that begins with ``name`` for other content."""
     try:
         return yaml.load(content, PlainLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -49,7 +49,7 @@ def loaded(content: bytes, name: str) -> object:
 
 
 def mapping(where: str, given: object) -> Mapping[str, Any]:
-    """Return ``given``, or an empty mapping for ``None``; ``UserError`` about ``where`` for another type or keys."""
+    """Return ``given``, or an empty mapping for ``None``; ``UserError`` on ``where`` if it is no mapping of names."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
@@ -85,7 +85,7 @@ def names(where: str, given: object, *, star: bool = False) -> tuple[str, ...]:
 
 
 def place_of(where: str, given: object, folder: Path) -> Path:
-    """Return the path ``given`` relative to ``folder``; ``UserError`` about ``where`` if it is empty or no text."""
+    """Return the path ``given`` relative to ``folder``; ``UserError`` that names ``where`` if empty or no string."""
     if not isinstance(given, str) or not given:
         raise UserError(f"{where} is expected to be a path, but got {given!r:.80}; try data.")
     return Path(os.path.normpath(folder / expanded(given)))

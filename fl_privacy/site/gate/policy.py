@@ -1,4 +1,4 @@
-"""Policy of a site on incoming and outgoing messages, and its parser."""
+"""Policy of a site on messages, and its parser."""
 
 import hashlib
 import os
@@ -33,7 +33,7 @@ LEAST_MEMORY = 512  # least ``app.memory_mib``, with which PyTorch can be loaded
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """Allowed values: names of the records that hold them, and a rule for each key."""
+    """Values that a policy allows in a message: names of their records, and a rule for each key."""
 
     records: tuple[str, ...]
     rules: Mapping[str, Rule] = field(default_factory=dict)
@@ -52,11 +52,11 @@ class Receives:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays:
-    """Rule for outgoing arrays: those received, with the same names and shapes, or ``lists``.
+    """Rule for arrays that an app may send: those received, with the same names and shapes, or its own (``lists``).
 
     Attributes:
         dtypes: allowed floating-point types of received arrays, or allowed types of ``lists``.
-        counters: source of whole numbers: as ``received``, or as ``sent`` by the app.
+        counters: ``received`` to send whole numbers as they came in, ``sent`` to send the app's.
         record: name of the only record of arrays; ``None`` keeps the received names.
         lists: name -> largest shape of an array that the app makes; either all of these arrays leave or none.
     """
@@ -77,7 +77,7 @@ class Reply:
 
     @property
     def bits(self) -> float:
-        """Return the largest number of bits that an app can choose in a reply, apart from arrays."""
+        """Return the most bits of information that an app can put in a reply, apart from arrays."""
         bits = 0.0
         for values in (self.metrics, self.config):
             free = [rule.bits + 1 for rule in values.rules.values() if rule.value is None]
@@ -87,7 +87,7 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class Protect:
-    """Protection of the parameters' change in a reply."""
+    """How the model's change in a reply is protected: by clipping and noise, or by a defense."""
 
     noising: Noising | None = None  # clipping and noise; ``None`` if ``defense`` acts instead
     unit: str = "client"  # unit of protection, see ``entries.FACTORS``
@@ -123,11 +123,11 @@ class SitePolicy:
     """Policy of a site, as stated in its file.
 
     Attributes:
-        runs: rules for bundles of runs; ``None`` if an installed app answers.
+        runs: rules for apps that come with a run; ``None`` if only an installed app runs.
         sends: allowed replies by kind of message, such as ``train`` or ``query.stats``; other kinds are refused.
         drops: ``True`` removes unnamed content if possible, instead of refusing the whole reply.
         bare: ``True`` hides the reasons of refusals from the coordinator.
-        every_seconds: interval in seconds: replies leave at its multiples after their message; 0 for at once.
+        every_seconds: seconds after a message, or a multiple of them, at which its reply leaves; 0 for at once.
         digest: beginning of the file's SHA-256.
     """
 
@@ -157,7 +157,7 @@ class SitePolicy:
         )
 
     def rho(self, kind: str) -> float | None:
-        """Return the zCDP rho of a reply to a message of ``kind``: 0 without weights, ``None`` if they get no noise."""
+        """Return the privacy cost (zCDP) of a reply to ``kind``: 0 without weights, ``None`` if they get no noise."""
         reply = self.reply(kind)
         if reply is None or reply.arrays is None:
             return 0.0

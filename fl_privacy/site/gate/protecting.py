@@ -36,12 +36,12 @@ class Noising:
 
     @property
     def longest(self) -> int:
-        """Return the largest squared norm of a clipped change, in squared steps of the grid."""
+        """Return the largest squared norm of a clipped change, in units of ``step`` squared."""
         return int(Fraction(SCALE) ** 2 / Fraction(self.noise_multiplier) ** 2)
 
     @property
     def rho(self) -> float:
-        """Return the zCDP rho of one reply, for the presence of its change: 1 / (2 noise_multiplier^2)."""
+        """Return the privacy cost (zCDP rho) of one noised change: 1 / (2 noise_multiplier^2)."""
         return 0.5 / self.noise_multiplier**2
 
 
@@ -54,9 +54,9 @@ def noised(
 ) -> list[npt.NDArray[np.generic]]:
     """Return ``received`` plus the clipped and noised change to ``replied``, in the types of ``received``.
 
-    Change and noise are whole steps of a grid, added as integers; the result depends only on their sum and
-    ``received``. All arrays are finite; ``replied`` has the shapes of ``received``. ``draw`` maps a number to that many
-    values of noise; only tests replace it.
+    ``noising``: clipping, noise, and a step to whose multiples both are rounded; they are added as integers, so that
+    the result depends only on their sum and ``received``. All arrays are finite. ``draw``: function from a number to
+    that many values of noise.
     """
     flat = [(before.reshape(-1), after.reshape(-1)) for before, after in zip(received, replied, strict=True)]
     pieces = [piece for pair in flat for piece in zip(*map(_cut, pair), strict=True)]
@@ -74,7 +74,7 @@ def noised(
 
 
 def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
-    """Return the change between ``pieces`` (before, after), clipped to ``clip_norm``, flat, in whole grid steps."""
+    """Return the change between ``pieces`` (before, after), flat, clipped, and in multiples of ``noising.step``."""
     largest = max((float(np.abs(_change(*piece)).max(initial=0.0)) for piece in pieces), default=0.0)
     norm = 0.0
     if largest > 0:

@@ -38,14 +38,14 @@ class Rule:
     """Rule for the value of one key.
 
     Attributes:
-        at_least, at_most: bounds of a number; ``None`` takes -+``LARGEST`` for a rounded number.
+        at_least, at_most: bounds of a number; by default, those of a rounded number are -+``LARGEST``.
         digits: number of significant digits of a number; ``None`` takes ``DIGITS``.
         round_to: unit to whose multiples a number is rounded, instead of ``digits``.
         value: number that replaces the app's.
         one_of: texts or finite numbers that are allowed.
         most_bytes: most bytes of a value of bytes, which passes unchanged.
         most_letters: most letters of a received text, which passes unchanged.
-        length: length of a list of such values; ``None`` for a single value.
+        length: length of a list, to whose entries the rule applies; ``None`` for a single value.
         shorter: ``True`` also allows shorter lists.
     """
 

@@ -147,7 +147,7 @@ def replies_within(policy: SitePolicy) -> int:
 
 
 def course_of(policy: SitePolicy, replies: int) -> float:
-    """Return epsilon after ``replies`` replies with weights; without noise it is infinite, but 0 for no reply."""
+    """Return epsilon after ``replies`` replies with model weights: infinite without noise, 0 for no reply."""
     if policy.noising is None:
         return math.inf if replies else 0.0
     return epsilon_of(replies * policy.limits.factor * policy.noising.rho, policy.limits.delta)

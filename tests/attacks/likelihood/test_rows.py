@@ -1,6 +1,8 @@
 """Rows are found behind noise and one bit, by the likelihood of the update alone."""
 
+import importlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,3 +73,26 @@ def test_the_prior_gives_each_interval_and_category_its_share() -> None:
     mixed = train.inputs.clone()
     mixed[:, : train.schema.starts[2]] = mixed[:, : train.schema.starts[2]].flip(0)
     assert float(own.mean()) < float(prior.surprise(mixed, torch.as_tensor(train.labels)).mean())
+
+
+@pytest.mark.parametrize(("defense", "size"), [(BIT, 2), (NOISE, 1)])
+def test_the_bound_samples_the_posterior_of_the_attack(
+    defense: Defense, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "experiments"))
+    row_bound = importlib.import_module("row_bound")
+    seen, rows = behind(defense, size, 0)
+    with torch.no_grad():
+        search = row_bound.search_of(seen, 0.03)
+        uploads = row_bound.Uploads(seen, noise=0.02 if defense is NOISE else None, doubt=0.03)
+        inputs, labels = rows.inputs[None].repeat(4, 1, 1), rows.labels[None].long().repeat(4, 1)
+        chains = row_bound.Chains(row_bound.Values(search), uploads, inputs, labels, 0)
+        chains.temperature = 50.0 if defense is NOISE else 1.0  # one bit's law is rounded off where it is unlikely
+        chains.sweep()
+        chains.temperature = 1.0
+        apart = chains.energies(chains.rows, chains.labels) - search.of_whole(chains.rows, chains.labels)
+        assert not torch.equal(chains.rows[0], inputs[0]) and float(apart.max() - apart.min()) < 0.2
+    found = search.moves.prior.schema.cells(rows.inputs)
+    ordered, shares = row_bound.assigned(search.moves.prior.schema, found, found.flip(0)[None])
+    assert torch.equal(ordered[0], found) and float(shares) == 1
+    assert torch.equal(row_bound.best_answer(search.moves.prior.schema, ordered.repeat(3, 1, 1)), found)
