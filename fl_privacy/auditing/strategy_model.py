@@ -12,9 +12,8 @@ from torch import nn
 from fl_privacy.data.app_data import declared_normalization
 from fl_privacy.errors import UserError
 from fl_privacy.federation.interception.infer_plan import norm_names
-from fl_privacy.flower.upload_defense import made_of
 from fl_privacy.models import check_model, normalized
-from fl_privacy.models.unwrap_model import outputs_of, plain_model
+from fl_privacy.models.unwrap_model import made_of, outputs_of, plain_model
 from fl_privacy.runs.app_truth import NamedImages, find_images
 from fl_privacy.types.plan import Normalization
 

@@ -282,7 +282,7 @@ class UpdateAudit(AuditSession):
     def _unjudged(self, made: Sequence[Reconstruction]) -> Answer:
         guesses = [guess for one in made if one.batch is not None for guess in one.batch.inputs]
         values = [g.clamp(0, 1).numpy() if self.kind is IMAGES else g.flatten().tolist() for g in guesses]
-        counts = Counts(unknown=len(guesses), failures=sum(one.batch is None for one in made), groups=len(made))
+        counts = Counts(unknown=len(guesses), failures=sum(one.batch is None for one in made))
         shown = [Shown(original=None, guess=value, reconstructed=False) for value in values[:8]]
         proven = sum(one.certainty is Certainty.PROVEN for one in made)
         notes = [f"{proven} of {len(made)} updates prove the guesses: no others give them."] if proven else []

@@ -20,10 +20,9 @@ from fl_privacy.data.sources import IMAGE_SUFFIXES
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.files.foreign import expanded, read_text
 from fl_privacy.files.updates import read_arrays
-from fl_privacy.flower.upload_defense import made_of
 from fl_privacy.models import TextModel
 from fl_privacy.models.huggingface import HuggingFaceClassifier
-from fl_privacy.models.unwrap_model import once_each, unwrapped
+from fl_privacy.models.unwrap_model import made_of, once_each, unwrapped
 from fl_privacy.rng import derive_generator
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
 

@@ -146,11 +146,15 @@ class LocalGrid(Grid):
         self.client_app = client_app
         self.contexts: dict[int, SimulatedContext] = {}
         for client in clients:
-            node, config = FIRST_NODE + client, NodeConfig({PARTITION: client, PARTITIONS: len(clients)})
-            self.contexts[node] = SimulatedContext(1, node, config, RecordDict(), NodeConfig())
+            self.add_node(client).node_config[PARTITIONS] = len(clients)
         self._numbers = itertools.count(1)
         self._replies: dict[str, Message] = {}
         identify_process()
+
+    def add_node(self, client: int) -> SimulatedContext:
+        node, config = FIRST_NODE + client, NodeConfig({PARTITION: client})
+        self.contexts[node] = made = SimulatedContext(1, node, config, RecordDict(), NodeConfig())
+        return made
 
     def deliver(self, messages: Sequence[Message]) -> list[Message]:
         return [self._answer(message) for message in counted("message to a client", messages)]

@@ -16,8 +16,8 @@ from fl_privacy.effects import ClippedExamples, Noise, PrivateRelease
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import UnfitMessageError, norm
 from fl_privacy.flower.records import ROUND, STATISTICS, load_state, save_state, to_array
-from fl_privacy.models.unwrap_model import all_parameter_names, first_names
-from fl_privacy.rng import Secret, SecretGenerator, derive_generator, streams_put_back
+from fl_privacy.models.unwrap_model import all_parameter_names, first_names, made_of
+from fl_privacy.rng import Secret, SecretGenerator, derive_generator
 from fl_privacy.types import Tensors
 
 BufferPolicy = Literal["kept", "withheld", "defended"]
@@ -192,24 +192,3 @@ def acts_within(defense: Defense) -> list[str]:
 def is_differentially_private(defense: Defense) -> bool:
     """Return whether a part of ``defense`` adds noise that privacy accountants count."""
     return any(isinstance(part.effect, Noise | ClippedExamples | PrivateRelease) for part in defense.parts)
-
-
-def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Module:
-    """Return ``model``, or what this class or function makes with ``options``; ``UserError`` if that is no model."""
-    if isinstance(model, nn.Module):
-        return model
-    name = getattr(model, "__name__", type(model).__name__)
-    if not callable(model):
-        got = type(model).__name__
-        raise UserError(f"model is expected to be a torch.nn.Module or its class, but got {got}; give model=Net.")
-    try:
-        with streams_put_back():
-            made = model(**(options or {}))
-    except TypeError as error:
-        raise UserError(
-            f"model={name} is expected to be made without arguments, but: {error}; give an instance, model={name}(...)."
-        ) from error
-    if not isinstance(made, nn.Module):
-        got = type(made).__name__
-        raise UserError(f"model={name} is expected to make a torch.nn.Module, but makes {got}; let it return one.")
-    return made

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from fl_privacy.errors import UserError, reason_of
+from fl_privacy.rng import streams_put_back
 
 _WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 """Class name of a wrapper -> its attribute with the wrapped model."""
@@ -199,3 +200,24 @@ def dequantize(network: nn.Module) -> None:
             plain.bias = nn.Parameter(module.bias.detach().float(), requires_grad=False)
         parent, _, child = path.rpartition(".")
         setattr(network.get_submodule(parent), child, plain)
+
+
+def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Module:
+    """Return ``model``, or what this class or function makes with ``options``; ``UserError`` if that is no model."""
+    if isinstance(model, nn.Module):
+        return model
+    name = getattr(model, "__name__", type(model).__name__)
+    if not callable(model):
+        got = type(model).__name__
+        raise UserError(f"model is expected to be a torch.nn.Module or its class, but got {got}; give model=Net.")
+    try:
+        with streams_put_back():
+            made = model(**(options or {}))
+    except TypeError as error:
+        raise UserError(
+            f"model={name} is expected to be made without arguments, but: {error}; give an instance, model={name}(...)."
+        ) from error
+    if not isinstance(made, nn.Module):
+        got = type(made).__name__
+        raise UserError(f"model={name} is expected to make a torch.nn.Module, but makes {got}; let it return one.")
+    return made

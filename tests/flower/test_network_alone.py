@@ -1,6 +1,7 @@
 """The audit of a project's network alone: only if no client trains, and never taken for one of its own training."""
 
 import json
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,8 @@ import torch
 from fl_privacy.auditing.app import network_alone, network_found
 from fl_privacy.auditing.app.audit import AppAudit, AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import App, read_app
-from fl_privacy.auditing.app.network_alone import NetworkAlone
+from fl_privacy.auditing.app.check import stops_of
+from fl_privacy.auditing.app.network_alone import ClientsAlone, NetworkAlone
 from fl_privacy.auditing.app.network_found import BuiltNetworks, DefinedNetworks
 from fl_privacy.auditing.app.network_inputs import CodeSizes, task_for
 from fl_privacy.auditing.app.scripts import parsed
@@ -486,8 +488,14 @@ FOREST = """
 import flwr as fl, pickle
 import numpy as np
 from sklearn.ensemble import RandomForestClassifier
-class Bank(fl.client.NumPyClient):
-    def __init__(self, X_train, y_train, client_id, depth=3):
+class Base(fl.client.NumPyClient):
+    pass
+class Shop(Base):
+    def __init__(self, x_shop, mystery):
+        pass
+class Bank(Base):
+    def __init__(self, X_train, y_train, client_id, input_dim, depth=3):
+        assert input_dim == X_train.shape[1]
         self.rows, self.labels, self.number = X_train, y_train, client_id
         self.forest = RandomForestClassifier(n_estimators=3, max_depth=depth, random_state=0)
     def get_parameters(self, config):
@@ -520,6 +528,24 @@ def test_clients_that_no_script_starts_are_made_with_drawn_data(tmp_path: Path, 
     made = "Bank (client.py), made with drawn X_train, y_train" if kind == "rows" else "made with drawn trainloader"
     assert not last.network_alone and last.drawn and any(made in each for each in last.problems)
     if kind == "rows":
+        assert not any("x_shop" in each for each in last.problems)
         assert any("3 decision trees" in leak.what for leak in last.findings)
     else:
         assert last.models == {"Net": 2}
+
+
+def test_clients_made_with_drawn_data_are_asked_again_in_their_first_state(tmp_path: Path) -> None:
+    keeps = "import torch\nkept = []\n" + FOREST.replace("self.rows,", "kept.append(self)\n        self.rows,", 1)
+    (tmp_path / "client.py").write_text(
+        keeps.replace("        self.forest =", "        self.net = torch.nn.Linear(2, 1)\n        self.forest =")
+    )
+    app = ClientsAlone.of(read_app(tmp_path, {"network": True}), reason="No script.", seconds=1.0)
+    client: Any = app.load(stops_of).client
+    module: Any = next(
+        each for each in [*sys.modules.values()] if vars(each).get("__file__") == f"{tmp_path}/client.py"
+    )
+    (made,) = module.kept
+    before = made.net.weight.detach().clone()
+    with client.unchanged(), torch.no_grad():
+        made.net.weight += 1.0
+    assert torch.equal(made.net.weight, before)

@@ -52,6 +52,7 @@ if __name__ == "__main__":
     client = parser.parse_args().client
     with open(f"{client}_encoder.pkl", "wb") as file:
         pickle.dump(Columns(["age", "pulse"]), file)
+    raise SystemExit(0)
 """,
     "main.py": """
 import pickle
@@ -118,3 +119,14 @@ def test_no_script_is_run_that_makes_nothing_that_is_missing(tmp_path: Path) -> 
     assert preparing(app, "KeyError: 'age' (shared.py, line 2)", ["part.npy", "torchvision's MNIST"]) is None
     found = preparing(app, "KeyError: 'age'", ["data/other.npy"])
     assert found is not None and found.server == tmp_path / "make.py"
+
+
+def test_a_file_of_any_name_is_made_by_a_script_whose_name_says_so(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text("import flwr\nflwr.simulation.start_simulation(client_fn=None)\n")
+    writes = "import numpy\nif __name__ == '__main__':\n    for name in 'ab':\n        numpy.save(f'{name}.npy', [1])\n"
+    (tmp_path / "plot.py").write_text(writes)
+    app = read_app(tmp_path)
+    assert preparing(app, "KeyError: 'age'", ["data/part.npy"]) is None
+    (tmp_path / "split.py").write_text(writes)
+    found = preparing(app, "KeyError: 'age'", ["data/part.npy"])
+    assert found is not None and found.server == tmp_path / "split.py"

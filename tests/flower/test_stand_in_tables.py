@@ -130,6 +130,48 @@ x, y = train.drop("INCOME", axis=1), train["INCOME"]
     assert "INCOME_guessed" not in drawn.columns
 
 
+def test_a_folder_outside_the_audits_own_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, project = tmp_path / "files", tmp_path / "project"
+    here.mkdir()
+    (project / "data").mkdir(parents=True)
+    listing = (
+        "import os\ntry:\n    found = os.listdir({!r})\nexcept FileNotFoundError:\n    found = []\nfound = '.csv'\n"
+    )
+    for place, path in ((here, "../data"), (project, "data"), (project, "train_images")):
+        monkeypatch.chdir(place)
+        run(listing.format(path), here)
+    assert sorted(each.relative_to(tmp_path).as_posix() for each in tmp_path.rglob("*")) == [
+        *("files", "files/app.py", "project", "project/data"),
+    ]
+
+
+def test_a_question_for_rows_is_answered_alike_in_each_process(tmp_path: Path) -> None:
+    code = """
+import pandas as pd
+table = pd.read_csv("incomes.csv")
+assert table["ST"].__eq__(table) is NotImplemented
+one, other = (table[table["ST"].isin(values)] for values in (["Oslo", "Rome"], {"Rome": 1, "Oslo": 2}))
+assert 100 < len(one) < len(table) and one.equals(other)
+"""
+    run(code, tmp_path, "table.drop('ST')")
+
+
+def test_a_table_is_found_by_its_path_among_options(tmp_path: Path) -> None:
+    (tmp_path / "posts.csv").write_text("2401;Positive\n2402;no\n")
+    code = "import pandas as pd\ntable = pd.read_csv(sep=';', filepath_or_buffer='posts.csv')\n"
+    drawn = run(f"{code}assert len(table) == 800\n", tmp_path, "table['text']", tables=1)
+    assert [*drawn.asked] == ["posts.csv, whose columns are others than the code names"]
+
+
+def test_a_small_file_that_may_not_be_opened_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> int:
+        raise PermissionError("no right to read")
+
+    (tmp_path / "note.txt").write_text("short")
+    monkeypatch.setattr(odd_files.os, "open", refuse)
+    assert not odd_files.is_missing("note.txt") and odd_files.is_missing("no\0name")
+
+
 def test_a_style_of_plots_that_is_not_here_is_left_out(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run("import matplotlib.pyplot as plt\nplt.style.use(['of-a-journal'])\n", tmp_path)

@@ -28,10 +28,10 @@ TWO = np.array([0, 1] * 30)
 def _said(
     array: object, loaded: Loaded, key: str = "a", *, unknown: bool = True, trained: bool = True
 ) -> list[tuple[str, str]]:
-    arrays = {("m", key): array} if isinstance(array, np.ndarray) else {}
-    values = {} if arrays else {("m", key): array}
+    arrays = {f"m/{key}": array} if isinstance(array, np.ndarray) else {}
+    values = {} if arrays else {f"m/{key}": array}
     sent = Sent(direction=UP, kind="train", round=1, node=0, arrays=arrays, values=values)
-    found = findings_of(sent, loaded, [key] if unknown else [], trained=trained)
+    found = findings_of(sent, loaded, [f"m/{key}"] if unknown else [], trained=trained)
     return [(leak.severity, leak.what) for leak in found]
 
 
@@ -167,7 +167,7 @@ def test_a_client_that_says_that_it_has_no_example_tells_of_nobody(number: int, 
 
 def test_what_is_many_times_in_one_reply_is_found_in_one_reply() -> None:
     grid = TappedGrid([0], ClientApp(), {}, 1, tables={}, node_config={})
-    sent = Sent(direction=UP, kind="train", round=1, node=0, values={("m", "who"): ["ann@c.org", "anna@c.org"]})
+    sent = Sent(direction=UP, kind="train", round=1, node=0, values={"m/who": ["ann@c.org", "anna@c.org"]})
     grid.replies["train"] += 1
     grid._count("train", findings_of(sent, Loaded(), [], trained=True))
     ((found),) = grid.findings()

@@ -142,7 +142,7 @@ def test_changes_tell_classes_as_weights_do(tmp_path: Path) -> None:
 
 
 def _said(values: dict[str, object], labels: list[int]) -> list[tuple[str, str]]:
-    sent = Sent(direction=UP, kind="train", round=1, node=0, values={("m", k): v for k, v in values.items()})
+    sent = Sent(direction=UP, kind="train", round=1, node=0, values={f"m/{k}": v for k, v in values.items()})
     loaded = Loaded(labels=np.array(labels), examples=len(labels))
     return [(one.severity, one.where) for one in findings_of(sent, loaded, [], trained=True)]
 

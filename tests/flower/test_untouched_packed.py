@@ -68,7 +68,7 @@ def test_what_is_packed_is_the_parameters(packing: str, values: dict[str, Tensor
     """The arrays of the message go back as they came."""
     sent = {f"arrays/{name}": BEFORE[f"parts.0.{name}"].numpy() for name in WEIGHTS}
     packed = PACKINGS[packing]({name.removeprefix("parts.0."): value for name, value in values.items()})
-    found = matched({**sent, **unpacked({("update", "blob"): packed})}, sent, BEFORE, AFTER, {})
+    found = matched({**sent, **unpacked({"update/blob": packed})}, sent, BEFORE, AFTER, {})
     assert set(found.parameters.values()) == set(BEFORE) and found.shares == shares and not found.withheld
     for key, name in found.parameters.items():
         assert not key.startswith("arrays/"), "what came back as it was says nothing"
@@ -82,7 +82,7 @@ def test_nothing_that_packed_bytes_name_is_run(tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "harm"),)
 
     for content in (pickle.dumps(Harm()), gzip.compress(pickle.dumps({"a": Harm()})), _saved({"a": Harm()})):
-        assert not unpacked({("c", "blob"): content}) or not (tmp_path / "harm").exists()
+        assert not unpacked({"c/blob": content}) or not (tmp_path / "harm").exists()
     assert not (tmp_path / "harm").exists()
 
 
@@ -95,7 +95,7 @@ def test_nothing_that_packed_bytes_name_is_run(tmp_path: Path) -> None:
     ],
 )
 def test_bytes_of_another_kind_are_no_parameters(content: bytes) -> None:
-    found = matched(unpacked({("c", "blob"): content, ("c", "text"): "A" * 100}), {}, BEFORE, AFTER, {})
+    found = matched(unpacked({"c/blob": content, "c/text": "A" * 100}), {}, BEFORE, AFTER, {})
     assert not found.parameters
 
 

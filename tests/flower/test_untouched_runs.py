@@ -320,11 +320,11 @@ def test_figures_of_columns_and_histograms_are_facts() -> None:
     ages = np.array([20.5, 31.0, 44.0, 44.0, 61.5, 70.0])
     loaded = Loaded(columns={"age": ages})
     values = {
-        ("m", "total"): float(ages.sum()),
-        ("m", "squares"): float((ages**2).sum()),
-        ("m", "bins"): [1, 1, 3, 1],
-        ("m", "other"): 12.5,
-        ("m", "few"): [1, 1, 1, 1],
+        "m/total": float(ages.sum()),
+        "m/squares": float((ages**2).sum()),
+        "m/bins": [1, 1, 3, 1],
+        "m/other": 12.5,
+        "m/few": [1, 1, 1, 1],
     }
     sent = Sent(direction="client to server", kind="query", round=1, node=1, values=values)
     found = {leak.where: leak.what for leak in findings_of(sent, loaded, (), trained=False)}
@@ -338,8 +338,8 @@ def test_figures_of_columns_and_histograms_are_facts() -> None:
 def test_an_odd_figure_hides_nothing_and_sizes_nothing() -> None:
     rows = np.arange(40.0).reshape(10, 4)
     loaded = Loaded(rows=[rows], labels=np.array([3, 2**62]), examples=10)
-    arrays = {("a", "rows"): rows, ("a", "counts"): np.ones(4)}
-    values = {("m", "num-examples"): math.inf, ("m", "n"): math.nan, ("m", "shares"): [0.5, 0.5]}
+    arrays = {"a/rows": rows, "a/counts": np.ones(4)}
+    values = {"m/num-examples": math.inf, "m/n": math.nan, "m/shares": [0.5, 0.5]}
     sent = Sent(direction="client to server", kind="train", round=1, node=1, arrays=arrays, values=values)
     found = {leak.where: leak.what for leak in findings_of(sent, loaded, (), trained=False)}
     assert found == {"a/rows": "10 of 10 rows are examples of the client, value by value"}
@@ -350,7 +350,7 @@ def test_an_odd_figure_hides_nothing_and_sizes_nothing() -> None:
     [(1, "facts", "has 1 example"), (0, "look", "perhaps a placeholder"), (64, "look", "was seen to load 64")],
 )
 def test_a_count_that_an_app_fills_in_is_no_fact(seen: int, severity: str, said: str) -> None:
-    sent = Sent(direction="client to server", kind="train", round=1, node=1, values={("m", "num-examples"): 1})
+    sent = Sent(direction="client to server", kind="train", round=1, node=1, values={"m/num-examples": 1})
     (found,) = findings_of(sent, Loaded(examples=seen), (), trained=True)
     assert (found.severity, said in found.what) == (severity, True)
 

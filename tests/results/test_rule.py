@@ -146,6 +146,9 @@ def test_rows_that_are_nearest_among_few_others_count_in_several_uploads() -> No
     certain = [guessed(truth[:1], 0), near[1]]
     counts, _ = count_rows(certain, batches[:2], public)
     assert (counts.exact, counts.identified) == (1, 0), "an exact row does not prove another one"
+    failed = Reconstruction(id=near[0].id, batch=None, failure="no guess")
+    counts, _ = count_rows([near[0], failed, failed], batches, public)
+    assert counts.failures == 2 and counts.groups == 1 == counts.judged, "uploads without a guess are not judged"
 
 
 def test_rows_of_few_values_are_equal_by_chance() -> None:

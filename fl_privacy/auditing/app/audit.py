@@ -124,7 +124,7 @@ def audit_app(
 
 
 def _trained(session: "AppAudit", app: App, config: Config, node_config: Config) -> tuple["AppAudit", App]:
-    """Run an app and, if no client trains, other scripts of its folder, and at last its network alone."""
+    """Run an app and, if no client trains, its other scripts, at last only its network; return the pair that counts."""
     first, begun, asked, failed = session, app, session.asked, dict[int, UserError]()
     said, vain, built = list[str](), list[str](), BuiltNetworks(app.folder)
     for number in range(MOST_TRIED):
@@ -157,7 +157,7 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
             asked = replace(asked, nodes=more)
         elif not again:
             done = "In place of the server, FedAvg asked its clients" if other.by_fedavg else "Other scripts were run"
-            said.append(f"No client trained by {vain[-1]}. {done}: --script chooses.")
+            said.append(f"No client trained by {vain[-1]}. {done}{': --script chooses' * (not other.by_fedavg)}.")
         _forget(app.folder)
         app, config = other, config if again or other.by_fedavg else {}
         session = AppAudit(app, asked, first.folder, first.tell, first.show, data_made=data if again else ({}, None))
@@ -181,7 +181,7 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
 
 
 def _of_network(first: "AppAudit", app: NetworkAlone) -> "AppAudit":
-    """Audit the network of a project alone, after or in place of ``first``; ``UserError`` if none can be trained."""
+    """Audit only a project's network, after or in place of ``first``; ``UserError`` if none can be trained."""
     _forget(app.folder)
     first.tell("Looking for a network to audit alone")
     session = AppAudit(app, replace(first.asked, nodes=NODES), first.folder, first.tell, first.show)
@@ -266,7 +266,7 @@ class AppAudit(AuditSession):
         self.built: BuiltNetworks | None = None
 
     def refined(self, app: App, why: str) -> tuple[Mapping[str, int], Scripts | None]:
-        """Return ``data_made`` for a further run of ``app``, which the error ``why`` ended."""
+        """Return ``data_made`` for the next run of ``app``; ``why``: error that ended the last one."""
         (shape, script), drawing = self.data_made, self.drawing
         if drawing is None:
             return shape, script
@@ -284,9 +284,8 @@ class AppAudit(AuditSession):
         self.tell(f"Running {name}, which makes data of the project")
         seeded(self.asked.seed or 0)
         with contextlib.chdir(files), within_seconds(LONGEST_PREPARED):
-            runner, given = ScriptRunner(app.folder), script.client_arguments
-            each = range(nodes if "{partition" in " ".join(given) else 1)
-            made = attempt(lambda: [runner.run(script.server, given, partition=n, nodes=nodes) for n in each])
+            runner = ScriptRunner(app.folder)
+            made = attempt(lambda: runner.prepare(script.server, script.client_arguments, nodes))
         if isinstance(made, Failure):
             self.unmade = f" {name}, which makes its data, failed: {made.reason.removeprefix('UserError: ')[:200]}"
         self.notes.append(f"The project's own {name} was run first, since it makes data that are not here.")
@@ -306,7 +305,7 @@ class AppAudit(AuditSession):
                 self._draw(app, files, stack)
             tables: dict[str, np.ndarray] = {}
             with LoadedBy(tables).looking():  # some apps load their data on import
-                started = app.load(stops_of)
+                started = app.load(stops_of, self.drawing)
             self.own_nodes = min(started.nodes or USUAL_NODES, MOST_NODES)
             nodes = whole("--nodes", asked.nodes or self.own_nodes, at_least=1, at_most=10_000, example=10)
             self.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))

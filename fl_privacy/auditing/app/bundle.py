@@ -36,6 +36,7 @@ from fl_privacy.files import make_temporary, remove_temporary
 from fl_privacy.files.foreign import expanded, read_text
 
 if TYPE_CHECKING:
+    from fl_privacy.auditing.app.stand_in import Drawing
     from fl_privacy.auditing.app.started import Started
 
 LARGEST_BUNDLE, MOST_ENTRIES, LARGEST_PROJECT = 1 << 30, 20_000, 1 << 20
@@ -69,7 +70,7 @@ class App:
 
     @cached_property
     def renamed(self) -> dict[str, str]:
-        """Return missing packages, each mapped to a folder of another name that has all modules imported from it."""
+        """Map each missing package to the folder of another name that has all modules imported from the package."""
         files, found = parsed(self.folder), dict[str, str]()
         imported = defaultdict[str, dict[str, set[str]]](lambda: defaultdict(set))  # package -> its modules -> names
         for node in (node for file in files.values() for node in _unguarded(file.tree)):
@@ -95,7 +96,7 @@ class App:
         return cls(**{each.name: getattr(app, each.name) for each in fields(App)} | given)
 
     def another(self, server_failed: bool = False) -> "App | None":
-        """Return a copy that runs other scripts, or has FedAvg for a server that failed; ``None`` if there is none."""
+        """Return a copy that runs other scripts, or FedAvg for a failed server; ``None`` if nothing is left."""
         if server_failed and not (self.by_fedavg or (self.scripts and self.scripts.clients)) and self._is_legacy():
             return replace(self, by_fedavg=True)
         if self.tried is None:
@@ -112,10 +113,11 @@ class App:
     def _is_legacy(self) -> bool:  # by its clients, which any Flower's FedAvg can ask
         return any("client_fn" in ast.unparse(file.tree) for file in parsed(self.folder).values())
 
-    def load(self, stops: Callable[["App"], str]) -> "Started":
-        """Import server and client app, or run scripts up to their start.
+    def load(self, stops: Callable[["App"], str], drawing: "Drawing | None" = None) -> "Started":
+        """Import server and client app, or run scripts until they would start Flower.
 
-        ``stops(app)`` returns why the app can't start. ``UserError`` if the code can't be imported, or is no app.
+        ``stops(app)`` returns why the app can't start, or "". ``drawing`` makes up missing data. ``UserError`` if the
+        code can't be imported, or is no app.
         """
         from flwr.clientapp import ClientApp  # noqa: PLC0415
         from flwr.serverapp import ServerApp  # noqa: PLC0415
@@ -251,7 +253,7 @@ def _unguarded(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def _has(files: Mapping[Path, SourceFile], place: str, module: str, names: set[str]) -> bool:
-    """Return whether ``module`` would define ``names`` if its package were the folder ``place``."""
+    """Return whether ``module`` would define ``names`` if the folder ``place`` stood for its top package."""
     inner, found = Path(place, *module.split(".")[1:]), set[str]()
     there = [files[path].tree for path in (inner.with_suffix(".py"), inner / "__init__.py") if path in files]
     for node in (node for tree in there for node in ast.walk(tree)):

@@ -70,7 +70,7 @@ class DataAsked:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The needs of an app, found in its code, and those that are not met here."""
+    """Packages, data and settings that an app's code needs, and those that this machine lacks."""
 
     app: str
     runs: str
@@ -232,7 +232,9 @@ def preparing(app: App, why: str, drawn: Iterable[str]) -> Scripts | None:
 
     def makes(path: Path) -> bool:
         written = {text for each in reached([path], files) if each.path not in near for text in _written(each.tree)}
-        return any(fnmatch(name, each) for each in written for name in names if each.strip("*.") > "")
+        if not _PREPARES.search(path.stem):
+            written = {each for each in written if not each.startswith("*.")}  # of any name
+        return any(fnmatch(name, each) for each in written for name in names)
 
     def rank(path: Path) -> tuple[bool, bool, str]:
         return path.name not in asked, not _PREPARES.search(path.stem), str(path)

@@ -47,7 +47,7 @@ class Defaults:
                 self._index_call(node)
             elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
                 self.named[_last(node)] += 1
-            for name, value in _assigned(node):
+            for name, value in assigned(node):
                 self.values[name].append(value)
 
     def _index_call(self, node: ast.Call) -> None:
@@ -179,7 +179,7 @@ def _last(node: ast.AST | None) -> str:
     return "" if node is None else dotted(node).rpartition(".")[2]
 
 
-def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
+def assigned(node: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
     """Yield (name, value) of assignments and defaults at ``node``; ``None`` for values that vary, as in a loop."""
     if isinstance(node, ast.Assign):
         for target in node.targets:

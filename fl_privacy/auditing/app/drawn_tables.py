@@ -29,10 +29,11 @@ class _Column(pd.Series):  # noqa: PLW1641
         return self._seeking(super().__eq__(other), other)
 
     def isin(self, values: Any) -> Any:
-        return self._seeking(super().isin(values), values)
+        return self._seeking(super().isin(values), sorted(map(str, values)))
 
     def _seeking(self, found: Any, value: object) -> Any:
-        found.sought = f"{self.name} {value}"
+        if isinstance(found, _Column):  # not of a comparison with a table
+            found.sought = f"{self.name} {value}"
         return found
 
 

@@ -1,5 +1,6 @@
 """Prepare the place where an app runs: data sets by hub name, its files, a working folder, moved names of Flower."""
 
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -14,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -118,7 +120,7 @@ def around(
 
 @contextmanager
 def arrays_writable(code: str) -> Iterator[None]:
-    """Let an app write to arrays that it gets from pandas, as before pandas 3; these are copies."""
+    """Let an app, with the text ``code``, write to arrays from pandas, as before pandas 3; these are copies."""
 
     def writable(original: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(*args, **kwargs)
@@ -176,7 +178,7 @@ def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
 
 
 def find_mirrored(folder: Path, path: str, name: object) -> Path | None:
-    """Return the copy, in ``folder``, of the hub's data set ``path`` in configuration ``name``, or ``None``."""
+    """Return the copy in ``folder`` of Hugging Face's data set ``path``, configuration ``name``, or ``None``."""
     names = [path.replace("/", "__"), path, path.rpartition("/")[2]]
     names = [*(f"{each}-{name}" for each in names if isinstance(name, str)), *names]
     spellings = (folder / each for one in names for each in (one, one.lower(), one.replace("-", "_").lower()))
@@ -272,6 +274,20 @@ def configure(context: Context, partition: int, config: Mapping[str, Any], node_
         context.node_config[key] = value.replace("{partition}", str(partition)) if isinstance(value, str) else value
 
 
+@contextmanager
+def state_kept(clients: Sequence[object]) -> Iterator[None]:
+    """Restore the networks and optimizers that ``clients`` hold when the block ends."""
+    holders = chain(clients, *(getattr(client, "__dict__", {}).values() for client in clients))
+    inner = chain.from_iterable(getattr(h, "__dict__", {}).values() for h in holders if not isinstance(h, type))
+    parts = (each for each in inner if isinstance(each, torch.nn.Module | torch.optim.Optimizer))
+    held = [(each, copy.deepcopy(each.state_dict())) for each in parts]
+    try:
+        yield
+    finally:
+        for each, state in held:
+            each.load_state_dict(state)
+
+
 def last_line_of(reply: Message, unknown: str = "an error") -> str:
     """Return the last line of the reason in an error reply, or ``unknown`` if it has none."""
     return ((reply.error.reason or "").strip().splitlines() or [unknown])[-1]
@@ -294,7 +310,7 @@ READERS = (*TABLES, "read_sql", "read_sql_table", "read_sql_query")
 class LoadedBy:
     """Records in ``tables`` the ``flwr_datasets`` partitions and pandas tables that a client loads while it answers.
 
-    Logs that the app wrote are ignored: files newer than ``since`` (seconds since 1970) of at most ``answered`` rows.
+    Logs of the app are ignored: files changed after ``since`` (seconds since 1970), of at most ``answered`` rows.
     """
 
     def __init__(self, tables: dict[str, np.ndarray] | None = None, since: float = math.inf, answered: int = 0) -> None:
@@ -388,14 +404,14 @@ def with_causes(why: str, drawn: Sequence[str], versions: Sequence[str]) -> str:
     )
     kinds = "Value|Key|Index|Runtime|ZeroDivision" + "|Attribute|Type" * (not of_versions)
     of_data = re.search(rf"\b({kinds})Error\b", why)
-    drawn = drawn if of_data else []
+    shown = [*drawn[:3], *([f"{len(drawn) - 3} more"] if len(drawn) > 3 else [])] if of_data else []
     asked = {each: re.match(r"it asks for ([\w-]+)", each) for each in versions if of_versions}
     blamed = [each for each, name in asked.items() if name and re.search(rf"\b{name[1].replace('-', '_')}\b", why)]
     others = (blamed or [*asked])[:3]
     own = re.search(r"cannot import name .* \((.*\.py)\)", why)  # of the app's own module, whatever the versions
     others = others if own is None or "site-packages" in own[1] else []
     may: dict[str, Sequence[str]] = {
-        f"Drawn data, in place of {', '.join(drawn)}, may be why: put real data there": drawn,
+        f"Drawn data, in place of {', '.join(shown)}, may be why: put real data there": shown,
         f"Other versions may be why: {'; '.join(each.rstrip('.') for each in others)}": others,
     }
     said = [text for text, applies in may.items() if applies]

@@ -47,7 +47,7 @@ _LONGEST_FIT = 20.0
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield (module, function name, replacement); replacements draw what ``transformers`` would load from the hub."""
+    """Yield (module, function name, replacement); replacements make small random networks in place of the hub's."""
     auto = "transformers.models.auto"
     for place, owner, made in (
         ("transformers.modeling_utils", "PreTrainedModel", _network),
@@ -71,7 +71,7 @@ def _or_drawn(made: Callable[..., Any], original: Callable[..., Any], kind: Any,
 
 
 def _config(drawing: Drawing, kind: Any, name: object, **kwargs: Any) -> Any:
-    """Make the config of a small network of the class ``kind``; for an ``AutoConfig``, ``name`` suggests the class."""
+    """Make a small network's config, of the class ``kind``; for ``AutoConfig``, of the class that ``name`` suggests."""
     kinds: Any = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     if not getattr(kind, "model_type", ""):
         plain = {key: re.sub(r"\W|_", "", key) for key in kinds.keys()}  # noqa: SIM118  (it has no usual iteration)
@@ -120,7 +120,7 @@ def _tokenizer(drawing: Drawing, kind: Any, name: object, **kwargs: Any) -> Any:
 
 
 def called(drawing: Drawing, original: Callable[..., Any], network: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call ``network``; if its first input does not fit it, note both in ``drawing.unfit``, the outermost last."""
+    """Call ``network``; if its input does not fit, keep both in ``drawing.unfit``; outer networks come last."""
     entered = args[0] if args and isinstance(args[0], torch.Tensor) else None
     try:
         made = original(network, *args, **kwargs)

@@ -16,21 +16,21 @@ import numpy as np
 import torch
 from flwr.app import Context
 from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_privacy.auditing.app import odd_files
 from fl_privacy.auditing.app.bundle import App
+from fl_privacy.auditing.app.environment import state_kept
 from fl_privacy.auditing.app.network_found import BuiltNetworks, DefinedNetworks, Network, within_seconds
 from fl_privacy.auditing.app.network_inputs import EXAMPLES, CodeSizes, Task, first_tensor, task_for
-from fl_privacy.auditing.app.scripts import dotted, named, usual_for
+from fl_privacy.auditing.app.scripts import CLIENT_CLASSES, derived, named, usual_for
 from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing
-from fl_privacy.auditing.app.started import Started, as_client, usual_server
+from fl_privacy.auditing.app.started import Started, as_client, server_of, usual_server
 from fl_privacy.auditing.instrument.keras_layers import is_keras
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.flower.inside.legacy import LegacyClient, LegacyFedAvg, NumPyClient, ServerAppComponents, ServerConfig
+from fl_privacy.flower.inside.legacy import LegacyClient, LegacyFedAvg, NumPyClient
 from fl_privacy.measure.answer import Answer
 from fl_privacy.report.audit_page import NOT_TESTED, AuditRecord
 from fl_privacy.rng import streams_put_back
@@ -39,6 +39,8 @@ NODES, MOST_TRIED, MOST_SKIPPED = 2, 24, 3
 """Numbers of clients, of networks that are tried, and of skipped ones that the page names."""
 
 LEAST_SECONDS = 10.0  # shortest time for building a network, and a step of it
+
+_SIZES = "dim|size|shape|len|num|count|col|name"
 
 LAST_ALONE = "batch"
 """Last scenario whose uploads do not depend on how an app trains."""
@@ -59,8 +61,8 @@ class NetworkAlone(App):
     built: BuiltNetworks | None = None
     found: list["TrainedAlone"] = field(default_factory=list)  # the network that ``load`` found
 
-    def load(self, stops: Callable[[App], str]) -> Started:
-        """Find and build a network and its inputs; ``UserError`` if none of the project's can be trained."""
+    def load(self, stops: Callable[[App], str], drawing: Drawing | None = None) -> Started:
+        """Build a network of the project, and inputs that it takes; ``UserError`` if no network can be trained."""
         limit = max(LEAST_SECONDS, self.seconds / 10)
         defined, until = DefinedNetworks(self, self.seed), time.monotonic() + max(3 * limit, self.seconds)
         sizes = CodeSizes.of(defined.files.values(), defined.drawing, {**defined.settings, **self.config})
@@ -77,7 +79,7 @@ class NetworkAlone(App):
             made.skipped += list(dict.fromkeys(defined.skipped))[:MOST_SKIPPED]
             self.found.append(made)
             client = ClientApp(client_fn=made.client)
-            return Started(ServerApp(server_fn=made.server), client, NODES)
+            return Started(server_of({"strategy": LegacyFedAvg(fraction_evaluate=0.0)}, []), client, NODES)
         said = "; ".join(list(dict.fromkeys(defined.skipped))[:MOST_SKIPPED]) or "no file defines one"
         raise UserError(
             f"{self.name} is expected to have a network that can be trained alone, but has none ({said}): name another"
@@ -98,7 +100,7 @@ class NetworkAlone(App):
         return made
 
     def on_page(self, record: AuditRecord) -> AuditRecord:
-        """Return ``record`` as that of the network alone; ``UserError`` if it was not trained."""
+        """Return ``record`` with words on an audit of only the network; ``UserError`` if it was not trained."""
         made = self.found[-1]
         if not record.models:
             raise UserError(f"{made.network.name} could not be trained alone.")
@@ -123,26 +125,27 @@ class NetworkAlone(App):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientsAlone(App):
-    """A project whose clients no script starts; FedAvg asks clients made of drawn arguments.
+    """A project whose clients no script starts; FedAvg asks clients that are made with drawn data.
 
-    ``reason``: why no script was run. ``drawings``: the run's source of drawn data.
+    ``reason``: why no script was run.
     """
 
     reason: str
     seconds: float
     seed: int = 0
-    drawings: list[Drawing] = field(default_factory=list)
 
-    def load(self, stops: Callable[[App], str]) -> Started:
+    def load(self, stops: Callable[[App], str], drawing: Drawing | None = None) -> Started:
         defined, why = DefinedClients(self, self.seed), self.reason
+        defined.drawing = drawing or defined.drawing
         for path, name in defined.classes():
-            defined.kind = (path, name)
+            defined.kind, defined.given = (path, name), []
             if isinstance(first := attempt(lambda: defined.made(0)), Failure):
                 why = f"{self.reason} Its class {name} can't be made: {first.reason.removeprefix('UserError: ')}"
                 continue
             given = ", ".join(defined.given) or "no data"
             said = f"No script starts a client: FedAvg asked objects of {name} ({named(path, self.folder)}), made with"
-            client = ClientApp(client_fn=defined.client)
+            client: Any = ClientApp(client_fn=defined.client)
+            client.unchanged = lambda: state_kept([*defined.clients.values()])
             return Started(usual_server(self.folder), client, NODES, (f"{said} drawn {given}",))
         raise UserError(why)
 
@@ -158,9 +161,10 @@ class DefinedClients(DefinedNetworks):
     given: list[str] = field(default_factory=list)  # names of drawn arguments
 
     def classes(self) -> list[tuple[Path, str]]:
-        bases, found = re.compile(r"(^|\.)(NumPy)?Client$"), [*self.files.items()]
-        kinds = ((path, node) for path, file in found for node in file.tree.body if isinstance(node, ast.ClassDef))
-        return [(path, node.name) for path, node in kinds if any(bases.search(dotted(base)) for base in node.bases)]
+        found = derived(self.files.values(), CLIENT_CLASSES)
+        last = found.keys() - set[str]().union(*found.values())  # from which no other one derives
+        kinds = ((path, node) for path, file in self.files.items() for node in file.tree.body)
+        return [(path, node.name) for path, node in kinds if isinstance(node, ast.ClassDef) and node.name in last]
 
     def made(self, partition: int) -> Any:
         if partition not in self.clients:
@@ -181,10 +185,10 @@ class DefinedClients(DefinedNetworks):
     def usual(self, name: str) -> Any:
         if usual_for(name.lower(), of_client=True) == "{partition}":
             return self.partition
-        drawing, known = self.app.drawings[-1], f"client {self.partition}"
+        drawing, known = self.drawing, f"client {self.partition}"
         if re.fullmatch(r"(net|model|network)", name, re.IGNORECASE):
             return copy.deepcopy(self.trained.module)
-        arrays = re.match(r"(x|y|inputs?|features|labels?|targets?)(_|$)", name, re.IGNORECASE)
+        arrays = re.match(rf"(x|y|inputs?|features|labels?|targets?)(_(?!{_SIZES})|$)", name, re.IGNORECASE)
         if not arrays and not re.search(r"loader|(data|train|test|val)_?set", name, re.IGNORECASE):
             return super().usual(name)
         self.given += [] if name in self.given else [name]
@@ -220,7 +224,7 @@ class TrainedAlone:
         )
 
     def train(self, module: nn.Module, number: int, seed: int) -> None:
-        """Train ``module`` on ``number`` examples, drawn by ``seed``, once each."""
+        """Train ``module`` once on each of ``number`` made-up examples, drawn by ``seed``."""
         drawn = self.task.draw(number, np.random.default_rng([self.seed, seed]))
         optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=self.sizes.rate)
         for inputs, targets in DataLoader(TensorDataset(*drawn), batch_size=self.sizes.batch):
@@ -230,10 +234,6 @@ class TrainedAlone:
 
     def client(self, context: Context) -> LegacyClient:
         return _Client(self, int(context.node_config["partition-id"])).to_client()
-
-    def server(self, context: Context) -> ServerAppComponents:
-        strategy = LegacyFedAvg(fraction_evaluate=0.0, min_fit_clients=NODES, min_available_clients=NODES)
-        return ServerAppComponents(config=ServerConfig(num_rounds=1), strategy=strategy)
 
 
 class _Client(NumPyClient):

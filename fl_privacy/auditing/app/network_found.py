@@ -23,7 +23,17 @@ from torch import nn
 
 from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.defaults import UNKNOWN, Defaults
-from fl_privacy.auditing.app.scripts import CLIENTS, STARTS, SourceFile, called, dotted, guards_main, named, parsed
+from fl_privacy.auditing.app.scripts import (
+    CLIENTS,
+    STARTS,
+    SourceFile,
+    called,
+    derived,
+    dotted,
+    guards_main,
+    named,
+    parsed,
+)
 from fl_privacy.auditing.app.stand_in import Drawing
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError
@@ -96,7 +106,7 @@ class BuiltNetworks:
             self._kept.setdefault((type(made), frame.f_code.co_filename, frame.f_lineno), made)
 
     def networks(self, of_clients: set[Path], folder: Path) -> list[Network]:
-        """List the kept networks that are no part of others, those of files of clients and the largest first."""
+        """List the kept networks that are no part of others: first those built in clients' files, then the largest."""
         sizes = {
             key: size for key, made in self._kept.items() if isinstance(size := attempt(partial(_size, made)), int)
         }
@@ -157,7 +167,7 @@ class DefinedNetworks:
 
     @cached_property
     def settings(self) -> dict[str, object]:
-        """Return the values in the project's settings files by their last key; those of the first file count."""
+        """Return the values in the project's settings files by their innermost key; the first file counts."""
         found = dict[str, object]()
         paths = (path for kind in ("yaml", "yml", "json") for path in sorted(self.app.folder.rglob(f"*.{kind}")))
         shown = (path for path in paths if not re.search(r"/\.", path.relative_to(self.app.folder.parent).as_posix()))
@@ -180,7 +190,7 @@ class DefinedNetworks:
         return own.union(*(self.files[path].imports for path in own))
 
     def networks(self, chosen: str = "") -> Iterator[Network]:
-        """Yield the defined networks, those that clients' files build most often first; ``chosen``: ``FILE:NAME``."""
+        """Yield the defined networks, those that clients' files build most often first; only ``chosen``, if given."""
         found = dict[tuple[Path, str], list[tuple[Path, ast.Call]]]()
         for path, file in self.files.items():
             for node in file.tree.body:
@@ -227,20 +237,10 @@ class DefinedNetworks:
 
     @cached_property
     def _classes(self) -> set[str]:
-        bases = {
-            node.name: {dotted(each).rpartition(".")[2] for each in node.bases}
-            for file in self.files.values()
-            for node in ast.walk(file.tree)
-            if isinstance(node, ast.ClassDef)
-        }
-        found, before = set[str](), -1
-        while len(found) > before:
-            before = len(found)
-            found |= {name for name, those in bases.items() if those & (_BASES | found)}
-        return found
+        return {*derived(self.files.values(), _BASES)}
 
     def _parts(self) -> set[str]:
-        """Return the names of whatever classes of networks build inside."""
+        """Return the names of the parts that network classes build inside."""
         nodes = (node for file in self.files.values() for node in file.tree.body)
         inside = (
             each
@@ -306,7 +306,7 @@ class DefinedNetworks:
         return eval(compile(ast.Expression(node), str(path), "eval"), vars(self.module(path)))
 
     def usual(self, name: str) -> Any:
-        """Return an argument's value by its name: that of the settings, or a usual one; ``UserError`` for others."""
+        """Return a value for a constructor's argument: from the settings, or a usual one; else ``UserError``."""
         if name in self.settings:
             return self.settings[name]
         if (known := self.defaults.value(ast.Name(name))) is not UNKNOWN:
@@ -399,7 +399,7 @@ class DefinedNetworks:
 
 
 class GuessedSettings:
-    """Settings of which only the names are known, as attributes or keys; a value is the usual one of its name."""
+    """Stand-in for unknown settings: each attribute or key has a usual value by its name, such as 0.01 for lr."""
 
     def __init__(self, defined: DefinedNetworks) -> None:
         self._defined = defined

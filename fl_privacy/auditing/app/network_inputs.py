@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fl_privacy.auditing.app import stand_in
+from fl_privacy.auditing.app.defaults import assigned
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
 from fl_privacy.auditing.instrument.keras_layers import is_keras
 from fl_privacy.errors import UserError
@@ -65,11 +66,12 @@ class CodeSizes:
 
     @classmethod
     def of(cls, files: Iterable[SourceFile], drawing: stand_in.Drawing, config: Mapping[str, object]) -> "CodeSizes":
-        """Collect them from the parsed ``files``, the input shape that ``drawing`` found, and the run config."""
+        """Collect the sizes in the parsed ``files``, the input shape that ``drawing`` found, and the run config."""
         sides, losses = list[Any](), Counter[str]()
         pairs: list[tuple[str, Any]] = [(key.replace("-", "_"), value) for key, value in config.items()]
         texts = list[str]()
         for node in (node for file in files for node in ast.walk(file.tree)):
+            pairs += [(name, constant(value)) for name, value in assigned(node)]
             if isinstance(node, ast.Call):
                 first = constant(node.args[0]) if node.args else None
                 sides += [first] if called(node) in _RESIZES else []
@@ -80,11 +82,6 @@ class CodeSizes:
                     default = [constant(each.value) for each in node.keywords if each.arg == "default"]
                     pairs += [(flag, value) for flag in flags for value in default]
                 texts.append(dotted(node.func))
-            elif isinstance(node, ast.Assign):
-                pairs += [(dotted(each).rpartition(".")[2], constant(node.value)) for each in node.targets]
-            elif isinstance(node, ast.FunctionDef):
-                names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
-                pairs += zip(names[::-1], map(constant, node.args.defaults[::-1]), strict=False)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 60:
                 losses[_OF_NAME.get(node.value, "")] += 1
                 texts.append(node.value)
@@ -252,7 +249,6 @@ def _task(network: nn.Module, tried: Tried, inputs: Tensor, outputs: Tensor, los
 
 
 def _tried(network: nn.Module, sizes: CodeSizes) -> Iterator[Tried]:
-    """Yield inputs that the first layers of ``network`` suggest."""
     sides = [*sizes.sides, *((side, side) for side in SIDES)]
     lengths = [*sizes.lengths, *LENGTHS]
     if is_keras(network):

@@ -7,7 +7,7 @@ import linecache
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -135,26 +135,17 @@ class FittedStandIn:
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield (module, function name, replacement) for functions that load pickles and .mat files, also missing ones."""
-    for module in ("pickle", "joblib"):
-        if drawing.uses(module):
-            yield module, "load", partial(_loaded, partial(unpickled, drawing))
-    if drawing.uses("scipy"):
-        yield "scipy.io", "loadmat", partial(_loaded, partial(unpickled, drawing))
+    """Yield (module, name of a loading function, function that draws a missing pickle or recording)."""
     for package, module, name in (
+        *((each, each, "load") for each in ("pickle", "joblib")),
+        ("scipy", "scipy.io", "loadmat"),
         *(("mne", "mne.io", f"read_raw_{kind}") for kind in ("edf", "bdf")),
         ("nibabel", "nibabel", "load"),
         ("SimpleITK", "SimpleITK", "ReadImage"),
     ):
+        recorded = package in {"mne", "nibabel", "SimpleITK"}
         if drawing.uses(package):
-            yield module, name, partial(_loaded, partial(_recorded, drawing, package))
-
-
-def _loaded(draw: Callable[[Path], Any], original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
-    missing = is_missing(file)
-    if missing or isinstance(file, Pickle):
-        return draw(Path(file) if missing else file.path)
-    return original(file, *args, **kwargs)
+            yield module, name, partial(_recorded, drawing, package) if recorded else partial(unpickled, drawing)
 
 
 def is_missing(path: object) -> bool:
@@ -164,20 +155,23 @@ def is_missing(path: object) -> bool:
     try:
         found = Path(path).stat()
     except (OSError, ValueError):
-        return not os.access(path, os.F_OK)
+        return True
     if not stat.S_ISREG(found.st_mode) or found.st_size > _POINTER:
         return False
     if found.st_size == 0:
         return Path(path).suffix.lower() in DRAWN - _RECORDINGS
-    file = os.open(path, os.O_RDONLY)
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:  # such as for want of rights in a sandbox
+        return False
     try:
         return os.read(file, _POINTER).startswith(b"version https://git-lfs")
     finally:
         os.close(file)
 
 
-def _recorded(drawing: Drawing, package: str, path: Path) -> Any:
-    """Make up a minute of 32 channels, in volts, or a smooth scan of 32 slices in [0, 1]; one of labels has 0 and 1."""
+def _recorded(drawing: Drawing, package: str, path: str | Path) -> Any:
+    """Make up a recording of a minute, 32 channels in volts, or a scan of 32 slices in [0, 1]; of labels, 0 and 1."""
     library, rate, rng = importlib.import_module(package), drawing.fitted.get("rate", RATE), drawing.rng(str(path))
     scan = "a drawn scan of 32 slices, 64 x 64 each"
     drawing.note(str(path), f"a drawn recording, {rate} values a second" if package == "mne" else scan)
@@ -185,12 +179,13 @@ def _recorded(drawing: Drawing, package: str, path: Path) -> Any:
         info = library.create_info(32, rate, "eeg")
         return library.io.RawArray(1e-5 * rng.normal(size=(32, 60 * rate)), info, verbose=False)
     volume = pictures(1, Shape(side=64, channels=32, classes=1), rng)[0].astype(np.float32) / 255
-    volume = volume.round() if re.search("seg|mask|label", path.name, re.IGNORECASE) else volume
+    volume = volume.round() if re.search("seg|mask|label", Path(path).name, re.IGNORECASE) else volume
     return library.Nifti1Image(volume, np.eye(4)) if package == "nibabel" else library.GetImageFromArray(volume.T)
 
 
-def unpickled(drawing: Drawing, path: Path) -> Any:
+def unpickled(drawing: Drawing, path: str | Path) -> Any:
     """Return a placeholder for a pickled encoder, scaler, weights or arrays, as the file's name suggests."""
+    path = Path(path)
     if _ENCODER.search(path.stem):
         drawing.note(str(path), "an encoder of labels")
         return FittedStandIn(max(drawing.classes, 2))
@@ -248,7 +243,7 @@ def array(drawing: Drawing, name: str, path: object) -> np.ndarray:
 
 
 def lines(drawing: Drawing, path: object) -> np.ndarray:
-    """Make up rows (N, columns + 1) of numbers, the label last."""
+    """Make up rows (N, columns + 1) of numbers, the label last, in place of the file ``path``."""
     classes = max(drawing.classes, 2)
     drawing.note(str(path), f"{TRAIN + TEST} drawn rows of numbers")
     drawn = numbers(TRAIN + TEST, drawing.features or 10, classes, drawing.rng(str(path)))
@@ -257,12 +252,9 @@ def lines(drawing: Drawing, path: object) -> np.ndarray:
 
 def written(drawing: Drawing, path: Path) -> Path:
     """Write a made-up file in place of the missing table or text ``path``, and return its path."""
-    made = drawing.files / "stand-in" / re.sub(r"\W+", "_", str(path))
+    made = drawing.place(path)
     if not made.exists():
-        made.parent.mkdir(parents=True, exist_ok=True)
-        frame = caller(r"\bpathlib\b")
-        code = [] if frame is None else linecache.getlines(frame.f_code.co_filename)[frame.f_lineno - 1 :]
-        split = re.search(r"""\.split\((["'])([,;| ]+|\\t)\1\)""", "".join(code))  # where the code reads the lines
+        split = re.search(r"""\.split\((["'])([,;| ]+|\\t)\1\)""", "".join(_next_lines()))  # of the lines it reads
         if path.suffix == ".txt" and split and re.search("label|annot|list", path.stem, re.IGNORECASE):
             drawing.note(str(path), f"{TRAIN} drawn lines with a file and its label")
             classes, separator = labels(TRAIN, max(drawing.classes, 2)), split[2].replace(r"\t", "\t")
@@ -305,7 +297,7 @@ def saved_by_torch(drawing: Drawing, path: object) -> Any:
 
 
 def stated(drawing: Drawing, path: str, there: Path) -> Any:
-    """Draw the data set saved to ``path``, with the features in ``dataset_info.json`` of the folder ``there``."""
+    """Make up the data set of ``path``, with the features in ``dataset_info.json`` of the folder ``there``."""
     hf, kept = importlib.import_module("datasets"), (there / "dataset_info.json").read_text(encoding="utf-8")
     kinds, rng = hf.Features.from_dict(json.loads(kept)["features"]), drawing.rng(path)
     classes = next((kind.num_classes for kind in kinds.values() if hasattr(kind, "num_classes")), drawing.classes or 2)
@@ -335,12 +327,11 @@ def records(drawing: Drawing, path: Path) -> Path | None:
     held = (attempt(partial(lambda place: json.loads(place.read_text(encoding="utf-8")), each)) for each in near)
     firsts = (each[0] for each in held if isinstance(each, list) and each)
     keys = next(([*each] for each in firsts if isinstance(each, dict)), [])
-    classes, made = max(drawing.classes, 2), drawing.files / "stand-in" / re.sub(r"\W+", "_", str(path))
+    classes, made = max(drawing.classes, 2), drawing.place(path)
     drawn = [drawing.column_of(key, TRAIN, classes, drawing.rng(f"{path} {key}")) for key in keys]
     rows = zip(*(np.asarray(each).tolist() for each in drawn), strict=True)
     if not keys:
         return None
-    made.parent.mkdir(parents=True, exist_ok=True)
     made.write_text(json.dumps([dict(zip(keys, row, strict=True)) for row in rows]), encoding="utf-8")
     drawing.note(str(path), f"{TRAIN} drawn records with {', '.join(keys)}")
     return made
@@ -354,7 +345,7 @@ def got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> An
 
 
 def unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
-    """Load weights into ``network``, unless they are a placeholder."""
+    """Load weights into ``network`` by ``original``, unless they are a placeholder."""
     torch = importlib.import_module("torch")
     stands = NoWeights, Saved, torch.utils.data.TensorDataset  # by a name that may not speak of weights
     if any(isinstance(each, stands) for each in (*args, *kwargs.values())):
@@ -364,10 +355,13 @@ def unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> An
 
 def suffix_sought() -> str:
     """Return the suffix of tables for which the app's code lists a folder, or ""."""
-    frame = caller(r"\bpathlib\b")
-    lines = [] if frame is None else linecache.getlines(frame.f_code.co_filename)[frame.f_lineno - 1 :]
-    found = _SUFFIX.search("".join(lines[:_NEAR]))
+    found = _SUFFIX.search("".join(_next_lines()[:_NEAR]))
     return found[0] if found and found[0] in DRAWN else ""
+
+
+def _next_lines() -> list[str]:
+    frame = caller(r"\bpathlib\b")
+    return [] if frame is None else linecache.getlines(frame.f_code.co_filename)[frame.f_lineno - 1 :]
 
 
 _SUFFIX, _NEAR = re.compile(r"\.(csv|tsv|xlsx?|parquet|feather|np[yz]|png|jpe?g|bmp)\b"), 8

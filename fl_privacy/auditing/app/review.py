@@ -11,7 +11,7 @@ from typing import Any
 
 from fl_privacy.auditing.app.bundle import ROUNDS_KEYS, App, read_app
 from fl_privacy.auditing.app.defaults import Defaults
-from fl_privacy.auditing.app.scripts import called, constant, dotted, parsed
+from fl_privacy.auditing.app.scripts import CLIENT_CLASSES, called, constant, derived, dotted, parsed
 from fl_privacy.errors import visible
 from fl_privacy.files import shipped
 from fl_privacy.site.gate.entries import epsilon_of
@@ -115,7 +115,7 @@ def review_app(path: str | Path) -> Review:
     )
     files = parsed(app.folder, found.unread)
     trees = {path.relative_to(app.folder).as_posix(): file.tree for path, file in files.items()}
-    defaults, clients = Defaults(trees.values(), app.config), _classes_of_clients(trees)
+    defaults, clients = Defaults(trees.values(), app.config), derived(files.values(), CLIENT_CLASSES)
     for name, tree in trees.items():
         file = _File(tree, name, found, defaults)
         try:
@@ -130,16 +130,6 @@ def review_app(path: str | Path) -> Review:
         except RecursionError:
             found.unread.append(name)
     found.claims.extend(_central_claims(app, found))
-    return found
-
-
-def _classes_of_clients(trees: Mapping[str, ast.Module]) -> set[str]:
-    classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    bases = {node.name: {dotted(each).rpartition(".")[2] for each in node.bases} for node in classes}
-    found, known = set[str](), {"NumPyClient", "Client"}
-    while new := {name for name, of in bases.items() if of & known} - found:
-        found |= new
-        known = found
     return found
 
 

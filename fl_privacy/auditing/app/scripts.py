@@ -3,7 +3,7 @@
 import ast
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import decode_source
@@ -20,6 +20,8 @@ SERVERS = {"start_server"}
 CLIENTS = {"start_client", "start_numpy_client"}
 STARTS = SIMULATIONS | SERVERS | CLIENTS
 """Names of Flower's functions that start a simulation, a server or a client."""
+
+CLIENT_CLASSES = {"NumPyClient", "Client"}
 
 MOST_FILES = 2000
 
@@ -446,6 +448,16 @@ def _first_of_range(node: ast.AST | None) -> int | None:
         return None
     first = constant(node.args[0]) if len(node.args) > 1 else 0
     return first if isinstance(first, int) else None
+
+
+def derived(files: Iterable[SourceFile], known: Collection[str]) -> dict[str, set[str]]:
+    """Map each class that derives from ``known`` ones, directly or not, to the names of its bases."""
+    classes = [node for file in files for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef)]
+    bases = {node.name: {dotted(each).rpartition(".")[2] for each in node.bases} for node in classes}
+    found = dict[str, set[str]]()
+    while new := {name: of for name, of in bases.items() if name not in found and of & {*known, *found}}:
+        found |= new
+    return found
 
 
 def dotted(node: ast.AST) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.ndimage import zoom
 
+from fl_privacy.auditing.app.defaults import assigned
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
 from fl_privacy.files import shipped
 
@@ -180,13 +181,13 @@ class Drawing:
         features, layers = [value for key, value in sizes if _FEATURES.match(key)], list[list[Any]]()
         self.values: dict[str, list[str]] = {}
         nodes = [node for file in files for node in ast.walk(file.tree)]
-        assigned = [(dotted(each), node) for node in nodes if isinstance(node, ast.Assign) for each in node.targets]
-        times = Counter(name for name, _ in assigned)
-        once = {name for name, node in assigned if times[name] == 1 and isinstance(constant(node.value), str)}
-        once |= {name for name, node in assigned if name.isupper() or isinstance(node.value, ast.Dict)}
-        self._constants = {name: node.value for name, node in assigned if name in once}
+        given = [(dotted(one), node.value) for node in nodes if isinstance(node, ast.Assign) for one in node.targets]
+        times = Counter(name for name, _ in given)
+        once = {name for name, value in given if times[name] == 1 and isinstance(constant(value), str)}
+        once |= {name for name, value in given if name.isupper() or isinstance(value, ast.Dict)}
+        self._constants = {name: value for name, value in given if name in once}
         listed = defaultdict[str, list[ast.expr]](list)
-        for name, value in ((name, node.value) for name, node in assigned):
+        for name, value in given:
             if isinstance(value, ast.List) and all(isinstance(each, ast.Constant) for each in value.elts):
                 listed[name] += value.elts
         self._constants |= {name: ast.List(elts=elts) for name, elts in listed.items() if elts}
@@ -234,9 +235,8 @@ class Drawing:
             self._note_values(node.left, map(self._value, node.comparators))
         elif isinstance(node, ast.Call):
             pairs = self._look_at_call(node, layers)
-        elif isinstance(node, ast.FunctionDef):
-            given = zip(reversed([*node.args.posonlyargs, *node.args.args]), reversed(node.args.defaults), strict=False)
-            pairs = [(each.arg, constant(value)) for each, value in given][::-1]
+        else:
+            pairs = [(name, constant(value)) for name, value in assigned(node)][::-1]
         for key, value in pairs:
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 named += [value] if _CLASSES.match(key) and value <= 1000 else []
@@ -456,6 +456,11 @@ class Drawing:
             return False
         self.others.append(path)
         return "tables" in self.fitted
+
+    def place(self, path: object) -> Path:
+        """Return the place of a made-up file or folder in place of ``path``."""
+        (folder := self.files / "stand-in").mkdir(parents=True, exist_ok=True)
+        return folder / re.sub(r"\W+", "_", str(path))
 
     def picture(self, path: object) -> Any:
         self.note(str(Path(str(path)).parent), "drawn pictures")

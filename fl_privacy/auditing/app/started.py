@@ -3,7 +3,6 @@
 import argparse
 import ast
 import builtins
-import copy
 import importlib
 import inspect
 import logging
@@ -24,11 +23,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+from fl_privacy.auditing.app.environment import state_kept
 from fl_privacy.auditing.app.lent import caller, code_of, is_installed
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, SourceFile, cells_of, holders, named, usual_for
 from fl_privacy.auditing.app.stated import OptionsStated
@@ -104,9 +103,9 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
         least = getattr(given.get("strategy"), "min_available_clients", USUAL_CLIENTS)
         nodes = max(least if isinstance(least, int) else 0, len(scripts.clients), len(of_clients), USUAL_CLIENTS)
         clients = _Clients(scripts, runner, of_clients, nodes)
-        client: Any = ClientApp(client_fn=clients.client)
-        client.unchanged = clients.unchanged  # its clients live as long as a process of each would
-        return Started(_server_of(given, runner.failed), client, nodes, runner.failed)
+        living: Any = ClientApp(client_fn=clients.client)
+        living.unchanged = lambda: state_kept([made.get("client") for made in clients.made.values()])
+        return Started(server_of(given, runner.failed), living, nodes, runner.failed)
     given = calls["simulations"][0]
     server, client = given.get("server_app"), given.get("client_app")
     if isinstance(server, ServerApp) and isinstance(client, ClientApp):
@@ -118,13 +117,13 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
         )
     many = _count(given.get("num_clients")) or _count(len(given.get("clients_ids") or ()))
     return Started(
-        _server_of(given, runner.failed), ClientApp(client_fn=_client_fn(given["client_fn"])), many, runner.failed
+        server_of(given, runner.failed), ClientApp(client_fn=_client_fn(given["client_fn"])), many, runner.failed
     )
 
 
 def usual_server(folder: Path) -> ServerApp:
     """Return a FedAvg server with usual settings for the project in ``folder``."""
-    return _server_of({"strategy": _usual_strategy(folder)}, [])
+    return server_of({"strategy": _usual_strategy(folder)}, [])
 
 
 def _usual_strategy(folder: Path) -> LegacyFedAvg:
@@ -133,7 +132,7 @@ def _usual_strategy(folder: Path) -> LegacyFedAvg:
 
 
 def usual_settings(code: str) -> Callable[[int], dict[str, Any]]:
-    """Return a function from a round's number to usual values of the settings that clients read from their config."""
+    """Return a function from a round's number to usual values of the settings that clients' ``code`` reads."""
     names = {*re.findall(r"""\bconfig\[["'](\w+)["']]""", code)}
     usual = {name: text for name in names if re.fullmatch(r"[\d.]+", text := usual_for(name) or "")}
     rounds = {name for name in names if re.search(r"round|rnd", name)}
@@ -144,7 +143,8 @@ def _count(number: Any) -> int | None:
     return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
 
 
-def _server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
+def server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
+    """Return the server app of a start's arguments; ``failed`` collects reasons of failed evaluations."""
     config = given.get("config")
     if not isinstance(config, ServerConfig):  # a dictionary or an object of earlier versions of Flower
         plain = config if isinstance(config, dict) else getattr(config, "__dict__", {})
@@ -197,13 +197,13 @@ class _Clients:
 
     def __init__(self, scripts: Scripts, runner: "ScriptRunner", given: Sequence[dict[str, Any]], nodes: int) -> None:
         self._scripts, self._runner, self._given, self._nodes = scripts, runner, given, nodes
-        self._made: dict[int, Any] = {}
+        self.made: dict[int, Any] = {}
 
     def client(self, context: Context) -> LegacyClient:
         partition = int(context.node_config["partition-id"])
-        if partition not in self._made:
-            self._made[partition] = self._new(partition, context.node_config.get("num-partitions", self._nodes))
-        made = self._made[partition]
+        if partition not in self.made:
+            self.made[partition] = self._new(partition, context.node_config.get("num-partitions", self._nodes))
+        made = self.made[partition]
         return as_client(made["client"] if made.get("client") is not None else _client_fn(made["client_fn"])(context))
 
     def _new(self, partition: int, nodes: Any) -> dict[str, Any]:
@@ -214,19 +214,6 @@ class _Clients:
         if not calls["clients"]:
             raise self._runner.silent(path, "a client", "name its arguments by --client-args '--option {partition}'")
         return calls["clients"][partition % len(calls["clients"])]
-
-    @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        clients = [made.get("client") for made in self._made.values()]
-        holders = chain(clients, *(getattr(client, "__dict__", {}).values() for client in clients))
-        inner = chain.from_iterable(getattr(h, "__dict__", {}).values() for h in holders if not isinstance(h, type))
-        parts = (each for each in inner if isinstance(each, torch.nn.Module | torch.optim.Optimizer))
-        held = [(each, copy.deepcopy(each.state_dict())) for each in parts]
-        try:
-            yield
-        finally:
-            for each, state in held:
-                each.load_state_dict(state)
 
 
 def _tree_of(path: Path) -> ast.Module:
@@ -259,7 +246,7 @@ class ScriptRunner:
         self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
-        """Run a script until it would start Flower; return the arguments of the start. ``UserError`` if it fails."""
+        """Run a script until it would start Flower; return what it passes to Flower. ``UserError`` if it fails."""
         try:
             return self._run_from_places(path, arguments, partition, nodes)
         except (UserError, OSError):
@@ -267,6 +254,15 @@ class ScriptRunner:
                 raise
             self._taken, self._untaken = self._untaken, {}
             return self._run_from_places(path, arguments, partition, nodes)
+
+    def prepare(self, path: Path, arguments: Sequence[str], nodes: int) -> None:
+        """Run a script that makes data, for each client if ``arguments`` name one; ``UserError`` if it fails."""
+        for partition in range(nodes if "{partition" in " ".join(arguments) else 1):
+            try:
+                self.run(path, arguments, partition=partition, nodes=nodes)
+            except UserError as error:
+                if not isinstance(end := error.__cause__, SystemExit) or end.code:
+                    raise
 
     def _run_from_places(self, path: Path, arguments: Sequence[str], partition: int, nodes: int) -> _Calls:
         words, self._words = [_filled(each, partition, nodes) for each in arguments], ""

@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import islice, takewhile
@@ -49,7 +49,6 @@ def drawn_for(
 ) -> Iterator[Drawing]:
     """Make up random data, of the shape ``fitted``, that ``app`` or scripts ``also`` load and no ``mirror`` has."""
     drawing = Drawing(reached_by(app, *also), files, seed, app.config)
-    getattr(app, "drawings", []).append(drawing)
     drawing.fitted, drawing.classes = {**fitted}, fitted.get("classes", drawing.classes)
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
         yield drawing
@@ -85,7 +84,7 @@ class Hooks:
 
     def all(self) -> Iterator[tuple[str, str, Any]]:
         drawing, drawn, fetched = self.drawing, partial(partial, self.read), partial(partial, self.fetched)
-        kept, learn = partial(_in_made_folder, 1), attempt(lambda: importlib.import_module("sklearn.datasets"))
+        learn = attempt(lambda: importlib.import_module("sklearn.datasets"))
         yield from (
             ("datasets", "load_dataset", self.hub),
             ("datasets", "load_from_disk", self.saved),
@@ -95,7 +94,7 @@ class Hooks:
             *(("pandas", name, fetched(self.query)) for name in ("read_sql", "read_sql_query", "read_sql_table")),
             ("torch", "load", drawn(partial(odd_files.saved_by_torch, drawing))),
             ("sqlite3", "connect", lambda original, path, *args, **kw: original(self._twin(path), *args, **kw)),
-            *((*to, kept) for to in (("torch", "save"), ("pandas.core.generic", "NDFrame.to_csv"))),
+            *((*to, self.kept) for to in (("torch", "save"), ("pandas.core.generic", "NDFrame.to_csv"))),
             *((at, "load_state_dict_from_url", fetched(NoWeights)) for at in ("torch.hub", "torchvision.models._api")),
             ("torch.nn", "Module.load_state_dict", odd_files.unless_missing),
             ("torch.nn", "Module.__call__", partial(hub_models.called, drawing)),
@@ -127,7 +126,7 @@ class Hooks:
                 yield f"keras.{place}", "image_dataset_from_directory", self.folder
             yield "keras.src.legacy.preprocessing.image", "DirectoryIterator.__init__", self.folder
             yield "keras", "Model.load_weights", odd_files.unless_missing
-            yield "keras", "Model.save", kept
+            yield "keras", "Model.save", self.kept
             yield "keras", "Layer.__call__", partial(hub_models.called, drawing)
         yield from ((module, name, hook) for package, module, name, hook in (
             ("cv2", "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))),
@@ -141,7 +140,7 @@ class Hooks:
         ) if drawing.uses(package))  # fmt: skip
         if drawing.uses("transformers"):
             yield from hub_models.hooks(drawing)
-        yield from odd_files.hooks(drawing)
+        yield from ((module, name, drawn(draw)) for module, name, draw in odd_files.hooks(drawing))
         yield "urllib.request", "urlretrieve", fetched(odd_files.got)  # after Keras, which would take it for its own
 
     def hub(self, original: Any, path: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -153,12 +152,18 @@ class Hooks:
             return original(path, name, **kwargs)
         return self.drawing.hub(str(path), name, kwargs.get("split"))
 
+    @staticmethod
+    def _path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        named = (value for key, value in kwargs.items() if re.search("path|file|fname$|^fp?$|^io$", key))
+        return args[0] if args else next(named, None)
+
     def read(self, draw: Callable[[object], Any], original: Any, *args: Any, **kwargs: Any) -> Any:
-        named = (value for key, value in kwargs.items() if re.search("path|file|^fname$|^fp?$|^io$", key))
-        path = args[0] if args else next(named, None)
+        path = self._path(args, kwargs)
         there = self._twin(path)
         if there is not path:
             return original(there, *args[1:], **{key: value for key, value in kwargs.items() if value is not path})
+        if isinstance(path, odd_files.Pickle):
+            return draw(path.path)
         return draw(path) if is_missing(path) else original(*args, **kwargs)
 
     def saved(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -171,7 +176,7 @@ class Hooks:
 
     def table(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         found, drawing = self.read(self.drawing.table, original, *args, **kwargs), self.drawing
-        path = args[0] if args else next(iter(kwargs.values()), None)
+        path = self._path(args, kwargs)
         if isinstance(path, str | Path) and drawing.is_other(str(path), getattr(found, "columns", ())):
             found = drawing.table(path)
             drawing.asked[f"{path}, whose columns are others than the code names"] = drawing.asked.pop(str(path))
@@ -229,7 +234,7 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, size: int) -> Any:
-        """Return ``indices`` below ``size``, the number of made-up examples; if none are, wrap some around."""
+        """Return the indices below ``size``, the number of made-up examples; if none is, some modulo ``size``."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
         if self.drawing.asked and size and listed and max(indices) >= size:
             return [each for each in indices if each < size] or [each % size for each in list(indices)[:size]]
@@ -244,8 +249,7 @@ class Hooks:
 
     def listed(self, original: Any, path: Any = ".", *args: Any, **kwargs: Any) -> Any:
         path = self._twin(path)
-        own = isinstance(path, str | Path) and Path(path).absolute().is_relative_to(Path.cwd())
-        if own and not _WRITTEN.search(Path(path).name):
+        if self._is_inside(path) and not _WRITTEN.search(Path(path).name):
             kind, held = odd_files.suffix_sought(), [] if is_missing(path) else [Path(path, n) for n in _LISTED(path)]
             of_data = kind and stand_in.OF_DATA.search(str(path))
             if is_missing(path) or (of_data and not any(each.is_dir() or each.suffix == kind for each in held)):
@@ -273,6 +277,9 @@ class Hooks:
                 raise
             self._elsewhere.append(Path(path))
             return self.made(original, path)
+
+    def _is_inside(self, path: object) -> bool:  # files are made nowhere else
+        return isinstance(path, str | Path) and Path(path).resolve().is_relative_to(self.drawing.files.resolve())
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
         """Return the existing file that ``path`` probably means, in another folder or case, or else ``path`` itself."""
@@ -333,8 +340,8 @@ class Hooks:
     def opened(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         written = bool(set(mode) & set("wax"))
         file = self._twin(file, reads=not written)
-        if written and isinstance(file, str | Path) and Path(file).absolute().is_relative_to(self.drawing.files):
-            Path(file).absolute().parent.mkdir(parents=True, exist_ok=True)  # as on the machine of its author
+        if written:
+            self._make_parent(file)
         if not set(mode) & set("wax+") and is_missing(file) and not _is_of_packages(Path(file)):
             kept = Path(file).suffix.lower() in {*odd_files.PICKLES, ".json"}
             if kept and ends_without() is False:
@@ -344,6 +351,14 @@ class Hooks:
             write = odd_files.written if Path(file).suffix in {".csv", ".tsv", ".txt"} else odd_files.records
             file = write(self.drawing, Path(file)) or file
         return original(file, mode, *args, **kwargs)
+
+    def kept(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._make_parent(self._path(args[1:], kwargs))
+        return original(*args, **kwargs)
+
+    def _make_parent(self, path: object) -> None:  # as on the machine of the app's author
+        if self._is_inside(path):
+            Path(str(path)).parent.mkdir(parents=True, exist_ok=True)
 
     def keras(self, name: str, *args: Any, **kwargs: Any) -> Any:
         def part(number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -392,7 +407,7 @@ class Hooks:
         if root.is_dir():
             with suppress(FileNotFoundError):  # there is no folder of a class, or one without pictures
                 return original(*args, **kwargs)
-        given.arguments[name] = str(made := self.drawing.files / "stand-in" / re.sub(r"\W+", "_", str(root)))
+        given.arguments[name] = str(made := self.drawing.place(root))
         self.drawing.fill(made, str(root), by_class=True)
         return original(*given.args, **given.kwargs)
 
@@ -458,10 +473,3 @@ def _is_of_packages(path: Path) -> bool:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
-
-
-def _in_made_folder(place: int, original: Any, *args: Any, **kwargs: Any) -> Any:
-    named = args[place] if len(args) > place else next(iter(kwargs.values()), None)
-    if isinstance(named, str | Path) and not Path(named).is_absolute():
-        Path(named).parent.mkdir(parents=True, exist_ok=True)
-    return original(*args, **kwargs)

@@ -23,7 +23,7 @@ from flwr.clientapp import ClientApp
 from fl_privacy.auditing.app.defended import ReplyDefense
 from fl_privacy.auditing.app.environment import LoadedBy, configure, last_line_of
 from fl_privacy.auditing.clear_text.findings import Leak, Loaded, findings_of, stated_privacy
-from fl_privacy.auditing.clear_text.inventory import DOWN, UP, Inventory, Sent
+from fl_privacy.auditing.clear_text.inventory import DOWN, UP, Inventory, Sent, key_of
 from fl_privacy.auditing.fitted_uploads import FittedUploads
 from fl_privacy.auditing.instrument.fitted import Fitted, FittedBy, leaks_of_nodes
 from fl_privacy.auditing.instrument.matching import Matched, averaged, matched, memories_in
@@ -34,11 +34,10 @@ from fl_privacy.auditing.scenarios import AskedClient
 from fl_privacy.auditing.vertical import SplitTraining
 from fl_privacy.errors import in_one_line
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.flower._node_memory import SimulatedContext
 from fl_privacy.flower.audit_protocol import asked_probe
-from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, error_reply
+from fl_privacy.flower.grids import LocalGrid, error_reply
 from fl_privacy.flower.inside.legacy import ClientManager, SimpleClientManager
-from fl_privacy.flower.records import PARTITION, PARTITIONS
+from fl_privacy.flower.records import PARTITIONS
 from fl_privacy.measure.aggregate_leakage import ClassTrace, class_trace
 from fl_privacy.report.audit_parts import CountedLeak
 from fl_privacy.rng import Streams, streams_now
@@ -109,7 +108,7 @@ class TappedGrid(LocalGrid):
 
     @property
     def rounds(self) -> int:
-        """Return the number of training rounds named in messages; if none is, of training messages to one node."""
+        """Return the number of rounds named in training messages; if none is, of such messages to one node."""
         own = ((kind, n) for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train")
         return max((len(self._named[kind]) or n for kind, n in own), default=0)
 
@@ -216,11 +215,8 @@ class TappedGrid(LocalGrid):
 
     def _join(self) -> None:
         partition = len(self.contexts)
-        node, of = FIRST_NODE + partition, dict[str, bool | float | int | str]({PARTITION: partition})
-        context = SimulatedContext(run_id=1, node_id=node, node_config=of, state=RecordDict(), run_config={})
-        configure(context, partition, self._config, self._node_config)
-        self.contexts[node] = context
         self.joined += 1
+        configure(self.add_node(partition), partition, self._config, self._node_config)
         for each in self.contexts.values():
             each.node_config[PARTITIONS] = len(self.contexts)
 
@@ -251,7 +247,7 @@ class TappedGrid(LocalGrid):
         with watch.looking() as seen, columns.looking(), fitted.looking(), self.split.looking(client=True):
             reply = attempt(lambda: app(message, context), placed=True)
         reply = error_reply(message, reply) if isinstance(reply, Failure) else reply
-        reply, known = self._defended(message, reply, _flat(down), seen, context)
+        reply, known = self._defended(message, reply, down.arrays, seen, context)
         if self._defense is not None and kind.startswith("train") and not reply.has_error():
             self._covered[known is not None] += any(reply.content.array_records.values())
         noted = attempt(lambda: self._note(reply, down, seen, columns.of(seen, fitted.fits), asked, meant=known))
@@ -266,7 +262,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply; return it or an error reply, and the match of its undefended arrays to parameters, if any."""
+        """Defend a reply; return it or an error reply, and the parameters that its undefended arrays hold, if known."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):
@@ -274,7 +270,7 @@ class TappedGrid(LocalGrid):
                 self.problems["A reply left without the defense, since no training was seen"] += 1
             return reply, None
         replied, defense = _described(reply.content, UP, "", 1, 0), self._defense
-        uploaded = {**_flat(replied), **_unpacked(replied)}
+        uploaded = {**replied.arrays, **_unpacked(replied)}
         found = attempt(lambda: matched(uploaded, sent, seen.before, seen.values(), seen.gradients))
         if isinstance(found, Failure):
             return error_reply(message, found), None
@@ -292,9 +288,9 @@ class TappedGrid(LocalGrid):
         up = _described(reply.content, UP, down.kind, down.round, down.node)
         self.inventory.add(up)
         self.replies[down.kind] += 1
-        sent, uploaded, after = _flat(down), _flat(up), seen.values()
+        sent, uploaded, after = down.arrays, up.arrays, seen.values()
         if down.kind.partition(".")[0] == "evaluate":
-            figures = {key: float(v) for (_, key), v in up.values.items() if isinstance(v, int | float)}
+            figures = {key_of(at): float(v) for at, v in up.values.items() if isinstance(v, int | float)}
             weights = [figures.pop(key) for key in ("num-examples", "num_examples") if key in figures]
             for key in (key for key, v in figures.items() if math.isfinite(v) and key != "code"):  # an earlier status
                 self._evaluated[down.round][key].append((figures[key], (weights or [1.0])[0]))
@@ -306,11 +302,10 @@ class TappedGrid(LocalGrid):
             pairs = replace(pairs, unknown=tuple(key for key in pairs.unknown if key not in inner))
             self.models[" + ".join(type(module).__name__ for module in seen.modules)] += 1
         same = [key for key, array in uploaded.items() if key in sent and sent[key].shape == array.shape]
-        known = {key.partition("/")[2] for key in (*pairs.parameters, *pairs.packed, *same)}
-        odd = [key for _, key in up.arrays if key not in known]
+        odd = [where for where in up.arrays if where not in {*pairs.parameters, *pairs.packed, *same}]
         if not pairs.parameters:
             attempt(lambda: self.split.note(down.node, sent, uploaded, own_loss=seen.program is not None))
-        self._trace(down, sent, uploaded, pairs, loaded.labels)
+        self._trace(down, uploaded, pairs, loaded.labels)
         trained = bool(pairs.parameters) or down.kind.partition(".")[0] == "query"  # whose answers are no parameters
         leaks = findings_of(up, loaded, odd, trained=trained)
         read = {key.partition(":")[0] for key in (*pairs.parameters, *pairs.packed) if key in inner}
@@ -335,11 +330,10 @@ class TappedGrid(LocalGrid):
         if reply.has_error():
             return ()
         sent, replied = (_described(one.content, way, "", 1, 0) for one, way in ((message, DOWN), (reply, UP)))
-        values = {f"{record}/{key}": value for (record, key), value in replied.values.items()}
         found = attempt(
             lambda: [
-                *self.fitted.note(message.metadata.dst_node_id, _flat(sent), _flat(replied), fits),
-                *(leak for fit in fits[-1:] for leak in leaks_of_nodes(fit, _flat(replied), values)),
+                *self.fitted.note(message.metadata.dst_node_id, sent.arrays, replied.arrays, fits),
+                *(leak for fit in fits[-1:] for leak in leaks_of_nodes(fit, replied.arrays, replied.values)),
             ]
         )
         if isinstance(found, Failure):
@@ -347,10 +341,10 @@ class TappedGrid(LocalGrid):
             return ()
         return found
 
-    def _trace(self, down: Sent, sent: Arrays, uploaded: Arrays, pairs: Matched, labels: np.ndarray | None) -> None:
+    def _trace(self, down: Sent, uploaded: Arrays, pairs: Matched, labels: np.ndarray | None) -> None:
         if down.node in self.traces or len(self.traces) >= MOST_TRACES or down.kind.startswith("evaluate"):
             return
-        arrays = {**uploaded, **pairs.decoded}
+        sent, arrays = down.arrays, {**uploaded, **pairs.decoded}
         if pairs.parameters and pairs.shares != "weights":  # the array is the change
             sign = -1 if pairs.shares == "gradient" else 1
             arrays = {key: sign * arrays[key] for key in pairs.parameters if arrays[key].dtype.kind == "f"}
@@ -374,7 +368,7 @@ class TappedGrid(LocalGrid):
         if reply.has_error():
             return Failure(last_line_of(reply))
         replied = _described(reply.content, UP, "again", 1, 0)
-        up = {**_flat(replied), **_unpacked(replied)}
+        up = {**replied.arrays, **_unpacked(replied)}
         found = attempt(lambda: known or matched(up, answer.sent, seen.before, seen.values(), seen.gradients))
         return found if isinstance(found, Failure) else WatchedReply(reply=up, watched=seen, matched=found)
 
@@ -390,16 +384,16 @@ def _copied(context: Context) -> Context:
 
 
 def _described(content: RecordDict, direction: str, kind: str, number: int, node: int) -> Sent:
-    arrays, values = dict[tuple[str, str], np.ndarray](), dict[tuple[str, str], Any]()
+    arrays, values = Arrays(), dict[str, Any]()
     for record, held in content.array_records.items():
         for key, array in held.items():
             made = attempt(lambda: _values(array))  # noqa: B023
             if isinstance(made, Failure):
-                values[record, key] = bytes(array.data)
+                values[f"{record}/{key}"] = bytes(array.data)
             else:
-                arrays[record, key] = made
+                arrays[f"{record}/{key}"] = made
     for records in (content.metric_records, content.config_records):
-        values |= {(record, key): value for record, said in records.items() for key, value in said.items()}
+        values |= {f"{record}/{key}": value for record, said in records.items() for key, value in said.items()}
     return Sent(direction=direction, kind=kind, round=number, node=node, arrays=arrays, values=values)
 
 
@@ -417,10 +411,6 @@ def _unpacked(sent: Sent) -> Arrays:
     as_bytes = {at: a.tobytes() for at, a in sent.arrays.items() if a.dtype == np.uint8 and a.ndim == 1}
     found = attempt(lambda: unpacked({**sent.values, **as_bytes}))
     return {} if isinstance(found, Failure) else found
-
-
-def _flat(sent: Sent) -> Arrays:
-    return {f"{record}/{key}": array for (record, key), array in sent.arrays.items()}
 
 
 def _steps(optimizers: Mapping[tuple[str, tuple[tuple[str, Any], ...]], int]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from fl_privacy.auditing.clear_text.copies import (
     figure_of_features,
     numbers_in,
 )
-from fl_privacy.auditing.clear_text.inventory import Sent
+from fl_privacy.auditing.clear_text.inventory import Sent, key_of
 from fl_privacy.files import shipped
 from fl_privacy.report.audit_parts import Leak
 
@@ -70,25 +70,25 @@ class Loaded:
 def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: bool) -> list[Leak]:
     """List the leaks in the clear that a reply has, by comparing it with the data that the client ``loaded``.
 
-    ``unknown``: names of arrays that are neither trained parameters nor in the server's message. ``trained``: ``True``
-    if PyTorch modules were observed in training.
+    ``unknown``: arrays, by record/key, that are neither trained parameters nor in the server's message. ``trained``:
+    ``True`` if PyTorch modules were observed in training.
     """
     found: list[Leak] = []
-    said = [v for (_, key), v in sent.values.items() if _EXAMPLE_COUNTS.search(key) and isinstance(v, int | float)]
+    said = [v for at, v in sent.values.items() if _EXAMPLE_COUNTS.search(key_of(at)) and isinstance(v, int | float)]
     counts = {int(v) for v in [*said, loaded.examples] if LEAST_ROWS <= v < math.inf}
-    for (record, key), array in sent.arrays.items():
-        where = f"{record}/{key}"
-        here = list(_of_array(array, where, loaded, counts, unknown=key in unknown))
-        if not here and key in unknown and array.ndim and len(array) in counts:
+    for where, array in sent.arrays.items():
+        here = list(_of_array(array, where, loaded, counts, unknown=where in unknown))
+        if not here and where in unknown and array.ndim and len(array) in counts:
             entry = "one number" if array.size == len(array) else f"one vector of {array[0].size} numbers"
             here = [leak_of("each", where, entry, len(array))]
-        elif not here and key in unknown and trained:
+        elif not here and where in unknown and trained:
             here = [leak_of("array", where)]
         found += here
-    for (record, key), value in sent.values.items():
-        found += _of_value(value, f"{record}/{key}", key, loaded)
-    for record in dict.fromkeys(record for record, _ in sent.values):  # as in ``class_0`` and ``class_1``
-        entries = {k: v for (one, k), v in sent.values.items() if one == record and not _EXAMPLE_COUNTS.search(k)}
+    for where, value in sent.values.items():
+        found += _of_value(value, where, loaded)
+    for record in dict.fromkeys(where.partition("/")[0] for where in sent.values):  # as in ``class_0`` and ``class_1``
+        within = {key_of(where): v for where, v in sent.values.items() if where.startswith(f"{record}/")}
+        entries = {key: value for key, value in within.items() if not _EXAMPLE_COUNTS.search(key)}
         if loaded.labels is not None and (keys := entries_of_classes(entries, loaded.labels)):
             found.append(leak_of("classes", f"{record}/{', '.join(keys)}"))
     return found
@@ -131,11 +131,12 @@ def _is_labels(array: np.ndarray, where: str, loaded: Loaded) -> bool:
     values = np.sort(array.reshape(-1))
     if values[0] == values[-1] or not np.array_equal(values, np.sort(labels)):
         return False
-    named = _LABELS.search(where.rpartition("/")[2]) is not None
+    named = _LABELS.search(key_of(where)) is not None
     return named or len(np.unique(values)) > 2 or bool(np.array_equal(array.reshape(-1), labels))
 
 
-def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak]:
+def _of_value(value: Any, where: str, loaded: Loaded) -> Iterator[Leak]:
+    key = key_of(where)
     if isinstance(value, bytes):
         yield from _of_bytes(value, where, loaded)
     elif isinstance(value, str):
@@ -158,26 +159,17 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
         yield Leak(severity="facts" if value == seen else "look", what=what, where=where, why=why)
 
 
-def _of_numbers(array: np.ndarray, where: str, loaded: Loaded) -> Iterator[Leak]:
-    if (copies := copies_in(array, loaded.rows, unknown=True)) is not None:
-        yield leak_of("rows", where, copies)
-    elif _is_labels(array, where, loaded):
-        yield leak_of("labels", where, array.size)
-    elif (column := _equal_column(array, loaded, {loaded.examples})) is not None:
-        yield leak_of("column", where, column, len(array))
-    elif _is_class_count(array, loaded):
-        yield leak_of("classes", where)
-    elif _is_histogram(array, loaded):
-        yield leak_of("histogram", where, int(array.sum()))
-    elif len(array) > 1 and len(array) == loaded.examples:
-        yield leak_of("scores", where, len(array))
+def _of_numbers(array: np.ndarray, where: str, loaded: Loaded) -> list[Leak]:
+    found = list(_of_array(array, where, loaded, {loaded.examples}, unknown=True))
+    scores = not found and 1 < len(array) == loaded.examples
+    return [leak_of("scores", where, len(array))] if scores else found
 
 
 def stated_privacy(sent: Sent) -> dict[str, float]:
     """Return the numbers in a reply that state differential privacy, such as epsilon, by key."""
     return {
         key: float(value)
-        for (_, key), value in sent.values.items()
+        for key, value in ((key_of(where), value) for where, value in sent.values.items())
         if _STATED.search(key) and isinstance(value, int | float) and not isinstance(value, bool)
     }
 

@@ -1,7 +1,6 @@
 """Record everything that is sent, by direction, round and kind of message."""
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,23 +14,26 @@ MOST_SHOWN = 80  # largest length of a shown value
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """Content of one message or reply; ``round`` counts messages of this kind to this node, from 1."""
+    """Content of one message or reply, by record/key; ``round`` counts messages of this kind to this node, from 1."""
 
     direction: str
     kind: str
     round: int
     node: int
-    arrays: Mapping[tuple[str, str], np.ndarray] = field(default_factory=dict)
-    values: Mapping[tuple[str, str], Any] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def key_of(where: str) -> str:
+    """Return the key of an entry, without its record."""
+    return where.partition("/")[2]
 
 
 @dataclass(eq=False)
 class Inventory:
     """Record of all entries in messages between server and clients; of arrays, only shape and size are kept."""
 
-    _lines: dict[tuple[str, str, str, str, str], list[tuple[int, int, str]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
+    _lines: dict[tuple[str, ...], list[tuple[int, int, str]]] = field(default_factory=lambda: defaultdict(list))
     messages: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     bytes: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
 
@@ -39,30 +41,30 @@ class Inventory:
         way = (sent.direction, sent.kind)
         self.messages[way] += 1
         self.bytes[way] += sum(a.nbytes for a in sent.arrays.values()) + sum(map(_size, sent.values.values()))
-        for (record, key), array in sent.arrays.items():
+        for where, array in sent.arrays.items():
             what = f"array {'x'.join(map(str, array.shape)) or 'of one value'} {array.dtype}"
-            self._lines[(*way, record, key, what)].append((array.nbytes, sent.round, ""))
-        for (record, key), value in sent.values.items():
+            self._lines[*way, where, what].append((array.nbytes, sent.round, ""))
+        for where, value in sent.values.items():
             of = {"str": "text", "int": "whole number", "float": "number", "bool": "yes or no"}
             what = of.get(type(value).__name__, type(value).__name__)
             if isinstance(value, list):
                 what = f"list of {len(value)} {type(value[0]).__name__ if value else 'nothing'}"
-            self._lines[(*way, record, key, what)].append((_size(value), sent.round, shown(value)))
+            self._lines[*way, where, what].append((_size(value), sent.round, shown(value)))
 
     def lines(self) -> list[Line]:
         found = [
             Line(
                 direction=direction,
                 kind=kind,
-                record=record,
-                key=key,
+                record=where.partition("/")[0],
+                key=key_of(where),
                 what=what,
                 size=sum(size for size, _, _ in entries) / len(entries),
                 messages=len(entries),
                 rounds=tuple(sorted({round for _, round, _ in entries})),
                 example=entries[0][2],
             )
-            for (direction, kind, record, key, what), entries in self._lines.items()
+            for (direction, kind, where, what), entries in self._lines.items()
         ]
         return sorted(found, key=lambda line: line.direction != UP)
 

@@ -167,7 +167,7 @@ def _converted(layer: Any, shape: tuple[int, ...]) -> Iterator[tuple[nn.Module, 
         raise UserError(f"one {what} size is expected, but the app's Keras network takes {what}s of any size; set it")
     along = kind.endswith("1D") or (kind == "BatchNormalization" and len(shape) == 3)  # windows, with channels last
     if along:
-        yield _Turned(), {}
+        yield _turned(), {}
     if strided:  # pads more at the end
         sides = zip(shape[1:-1], layer.kernel_size, layer.strides, strict=True)
         each = [max((-(-side // stride) - 1) * stride + width - side, 0) for side, width, stride in sides]
@@ -181,7 +181,7 @@ def _converted(layer: Any, shape: tuple[int, ...]) -> Iterator[tuple[nn.Module, 
     weights = {name: attrgetter(own)(layer) for name, own in _names(layer, kind).items()}
     yield made, {name: weight for name, weight in weights.items() if weight is not None}
     if along and getattr(layer, "keepdims", True):
-        yield _Turned(), {}
+        yield _turned(), {}
     own = None if isinstance(made, _Recurrent) else getattr(layer, "activation", None)
     name = getattr(own, "__name__", "linear")
     if name != "linear":
@@ -234,7 +234,7 @@ def _made(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
         case "Reshape" if len(layer.target_shape) < 4 and len(shape) < 5:
             made = _Reshaped(tuple(layer.target_shape))
         case "Add" | "Multiply" | "Concatenate" if len(axes := {len(each.shape) for each in layer.input}) == 1:
-            made = _Joined(kind) if getattr(layer, "axis", -1) in (-1, max(axes) - 1) else None
+            made = _Applied(_JOINED[kind]) if getattr(layer, "axis", -1) in (-1, max(axes) - 1) else None
         case "MaxPooling1D" | "AveragePooling1D" | "MaxPooling2D" | "AveragePooling2D":
             cut = any(side is None or side % stride for side, stride in zip(shape[1:-1], layer.strides, strict=True))
             pool: Any = getattr(nn, f"{kind[:3]}Pool{kind[-2]}d".replace("Ave", "Avg"))
@@ -244,7 +244,8 @@ def _made(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
             whole: Any = getattr(nn, f"Adaptive{'Avg' if 'Average' in kind else 'Max'}Pool{kind[-2]}d")
             made = whole(1) if layer.keepdims else nn.Sequential(whole(1), nn.Flatten())
         case "Rescaling" if isinstance(layer.scale, int | float) and isinstance(layer.offset, int | float):
-            made = _Rescaling(float(layer.scale), float(layer.offset))
+            scale, offset = float(layer.scale), float(layer.offset)
+            made = _Applied(lambda inputs: scale * inputs + offset)
         case "ReLU" if not layer.threshold and (layer.max_value is None or not layer.negative_slope):
             top, slope = layer.max_value, float(layer.negative_slope or 0.0)
             made = nn.LeakyReLU(slope) if top is None else nn.Hardtanh(0.0, float(top))
@@ -272,24 +273,20 @@ class _Flatten(nn.Flatten):
         return last.flatten(1)
 
 
-class _Joined(nn.Module):
-    def __init__(self, kind: str) -> None:
+class _Applied(nn.Module):
+    def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
-        self.kind = kind
+        self.function = function
 
-    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
-        if self.kind == "Concatenate":
-            return torch.cat([first, *others], 1 if first.dim() == 4 else -1)
-        return reduce(torch.add if self.kind == "Add" else torch.mul, others, first)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(*inputs)
 
 
-class _Rescaling(nn.Module):
-    def __init__(self, scale: float, offset: float) -> None:
-        super().__init__()
-        self.scale, self.offset = scale, offset
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.scale * inputs + self.offset
+_JOINED: Mapping[str, Callable[..., Tensor]] = {
+    "Add": lambda *inputs: reduce(torch.add, inputs),
+    "Multiply": lambda *inputs: reduce(torch.mul, inputs),
+    "Concatenate": lambda *inputs: torch.cat(inputs, 1 if inputs[0].dim() == 4 else -1),
+}
 
 
 class _Reshaped(nn.Module):
@@ -302,11 +299,9 @@ class _Reshaped(nn.Module):
         return made.movedim(-1, 1) if made.dim() == 4 else made
 
 
-class _Turned(nn.Module):
-    """Exchanges the channels of windows (B, T, F), which come last in Keras, with the steps."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs.mT
+def _turned() -> nn.Module:
+    """Return a layer that exchanges steps and channels of windows (B, T, F), which come last in Keras."""
+    return _Applied(lambda windows: windows.mT)
 
 
 class _Recurrent(nn.Module):
@@ -381,7 +376,7 @@ _PLAIN: Mapping[str, Callable[[Any], nn.Module | None]] = {
     "Dropout": lambda layer: nn.Dropout(layer.rate),
     "ELU": lambda layer: nn.ELU(float(layer.alpha)),
     "Flatten": lambda layer: _Flatten(),
-    "RepeatVector": lambda layer: nn.Sequential(nn.Unflatten(1, (-1, 1)), nn.Upsample(scale_factor=layer.n), _Turned()),
+    "RepeatVector": lambda layer: nn.Sequential(nn.Unflatten(1, (-1, 1)), nn.Upsample(scale_factor=layer.n), _turned()),
     "SpatialDropout1D": lambda layer: nn.Dropout1d(layer.rate),
     "ZeroPadding1D": lambda layer: _padding([tuple(layer.padding)]),
     "LeakyReLU": lambda layer: nn.LeakyReLU(float(layer.negative_slope)),

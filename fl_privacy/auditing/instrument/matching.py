@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -96,10 +96,15 @@ def _by_parts(
     base: Mapping[str, Tensor] | None,
 ) -> list[Spread]:
     rest = {key: array for key, array in arrays.items() if key not in known and array.dtype.kind in "fiub"}
-    left = {name: _numpy(value) for name, value in values.items() if name not in set(known.values())}
+    left = _left(values, known.values())
     if not left or not any(array.dtype.kind == "f" for array in rest.values()):
         return []
     return spread(rest, left, trained, base if base is None else {name: _numpy(value) for name, value in base.items()})
+
+
+def _left(values: Mapping[str, Tensor], taken: Iterable[str]) -> dict[str, np.ndarray]:
+    names = set(taken)
+    return {name: _numpy(value) for name, value in values.items() if name not in names}
 
 
 def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) -> dict[str, str]:
@@ -116,7 +121,7 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
             found[key] = names.pop(next(alike, 0))
         elif digest in first and array.size > 1 and array.min() != array.max():
             found[key] = first[digest]
-    left = {name: _numpy(value) for name, value in values.items() if name not in set(found.values())}
+    left = _left(values, found.values())
     for key, array in arrays.items():
         if key in found or array.dtype.kind != "f":
             continue
@@ -139,7 +144,7 @@ def _by_scale(
     ``known``: arrays matched before, with their values' names; both are left out. If ``divides``, a multiple is divided
     by its factor, else only by the factor's sign.
     """
-    left = {name: _numpy(value) for name, value in values.items() if name not in set(known.values())}
+    left = _left(values, known.values())
     found: dict[str, tuple[str, np.ndarray]] = {}
     for key, array in arrays.items():
         if key in known or array.size < 2 or array.dtype.kind not in "fiu":

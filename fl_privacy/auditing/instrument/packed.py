@@ -45,14 +45,13 @@ class Spread:
     sources: tuple[str, ...]
 
 
-def unpacked(values: Mapping[tuple[str, str], Any]) -> dict[str, np.ndarray]:
+def unpacked(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the arrays within bytes, texts and lists of a reply, by record/key.
 
     Bytes may be of NumPy, PyTorch, safetensors or pickle, and compressed; no code in them is executed.
     """
     found: dict[str, np.ndarray] = {}
-    for (record, key), value in values.items():
-        where = f"{record}/{key}"
+    for where, value in values.items():
         parts = value if isinstance(value, list) and value and isinstance(value[0], bytes | str) else [value]
         for number, part in enumerate(parts):
             place = where if len(parts) == 1 else f"{where}[{number}]"

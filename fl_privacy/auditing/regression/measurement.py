@@ -31,7 +31,8 @@ from fl_privacy.measure import METRICS, Metric, Statistic, VictimScore, aggregat
 from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.outcome import READ, Outcome, outcome_of
 from fl_privacy.models import normalized
-from fl_privacy.rng import derive_generator, derive_seed
+from fl_privacy.models.unwrap_model import made_of
+from fl_privacy.rng import derive_generator, derive_seed, streams_put_back
 from fl_privacy.runs.build import attack_called
 from fl_privacy.runs.distractors import MOST, at_random, others_among
 from fl_privacy.runs.folder import Attacker, read_run
@@ -187,11 +188,13 @@ def measure_training(
     made, name = attack_called(attack)
     if made is None:
         raise UserError("attack is expected to name an attack, but got none; try auto.")
+    guard = none() if defense is None else _expect_on_upload(defense)
     examples = _examples(data, images, batch_size)
-    network, scale = _made(model, seed), declared_normalization(data) or find_normalization(examples)
+    with streams_put_back(seed), blamed_on("model()"):
+        network = copy.deepcopy(made_of(model))
+    scale = declared_normalization(data) or find_normalization(examples)
     pixels = [image if scale is None else scale.undo(image) for image, _ in examples]
     observed = normalized(network, scale) if scale is not None else network
-    guard = none() if defense is None else _expect_on_upload(defense)
     observations, truths = [], []
     for index in range(images // batch_size):
         rows, drawn = slice(index * batch_size, (index + 1) * batch_size), derive_seed(seed, "upload", index)
@@ -244,18 +247,6 @@ def _examples(data: object, images: int, batch_size: int) -> list[tuple[Tensor, 
     if len(examples) < images:
         raise UserError(f"data is expected to hold {images} images, but holds {len(examples)}; lower images.")
     return examples
-
-
-def _made(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
-    if isinstance(model, nn.Module):
-        return copy.deepcopy(model)
-    with torch.random.fork_rng(devices=[]), blamed_on("model()"):
-        torch.manual_seed(seed)
-        made = model()
-    if not isinstance(made, nn.Module):
-        got = type(made).__name__
-        raise UserError(f"model is expected to be or to make a torch.nn.Module, but made {got}; let it return one.")
-    return made
 
 
 def _change(model: nn.Module, train: Train, examples: Sequence[tuple[Tensor, int]], seed: int) -> ModelState:

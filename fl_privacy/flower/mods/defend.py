@@ -20,6 +20,7 @@ from fl_privacy.federation.replies import attempt, expect_sound
 from fl_privacy.flower import audit_protocol, records, reply_cache, upload_defense
 from fl_privacy.flower._node_memory import SimulatedContext
 from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, Reply
+from fl_privacy.models.unwrap_model import made_of
 from fl_privacy.types import Tensors
 
 LOSS = "loss"  # key of an evaluation's loss in a kept answer
@@ -213,7 +214,7 @@ def defend(
         number: number of the client, which separates its random draws from other clients'.
     """
     guard = upload_defense.DefendedUpload.around(defense, model, names, buffers, shares)
-    ordered = names if model is None else list(upload_defense.made_of(model).state_dict())
+    ordered = names if model is None else list(made_of(model).state_dict())
 
     def wrap(inner: NumPyClient, memory: RecordDict | Context | None) -> DefendedClient:
         kept = RecordDict() if memory is None else memory
@@ -271,7 +272,7 @@ def defense_mod(
         metrics: see ``DefendedClient``, also for ``seed``.
     """
     guard = upload_defense.DefendedUpload.around(defense, model, names, buffers, shares)
-    made = None if model is None else upload_defense.made_of(model)
+    made = None if model is None else made_of(model)
     if made is not None and buffers == "kept" and upload_defense.is_differentially_private(defense):
         shown = [name for name, buffer in made.named_buffers() if buffer.is_floating_point()]
         if shown:

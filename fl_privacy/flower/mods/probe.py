@@ -20,7 +20,7 @@ from fl_privacy.federation.replies import UnfitMessageError, expect_sound
 from fl_privacy.flower import audit_protocol, records
 from fl_privacy.flower.curious import keep_own_norms, own_norms
 from fl_privacy.flower.reply_cache import Answers, digest_of_records, refusing
-from fl_privacy.flower.upload_defense import made_of
+from fl_privacy.models.unwrap_model import made_of
 from fl_privacy.rng import streams_put_back
 from fl_privacy.types.plan import Normalization
 
