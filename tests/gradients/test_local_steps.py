@@ -86,6 +86,44 @@ def _norm() -> torch.nn.Module:
     return torch.nn.GroupNorm(1, SHAPE[0]).double()
 
 
+class _Asking(torch.nn.Module):
+    """Network that asks its layers for their sizes, and uses one of them twice, by two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front, self.again = torch.nn.Conv2d(SHAPE[0], 4, 3, padding=1), torch.nn.Linear(4, 4)
+        self.twice, self.head = self.again, torch.nn.Linear(4, CLASSES)
+        self.head.register_forward_hook(lambda layer, given, output: 2 * output)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        maps = self.front(inputs).sigmoid().view(len(inputs), self.front.out_channels, -1).mean(2)
+        return self.head(self.twice(self.again(maps.view(-1, self.again.in_features)).sigmoid()))
+
+
+class _OfThree(torch.nn.Module):
+    """Network that takes three images at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = smooth_net()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        assert len(inputs) == 3
+        return self.net(inputs)
+
+
+@pytest.mark.parametrize(("network", "joint"), [(_Asking, True), (_OfThree, False)])
+def test_networks_that_look_at_their_layers_or_batches_are_replayed(
+    network: Callable[[], torch.nn.Module], joint: bool
+) -> None:
+    model, plan = network().double().requires_grad_(False), LocalPlan(shares="delta", lr=0.1, steps=2)
+    victim_model = VictimModel(model, [name for name, _ in model.named_parameters()], plan)
+    inputs = torch.rand((2, 3, *SHAPE), generator=torch.Generator().manual_seed(0)).double()
+    replay, labels = Unrolled(victim_model, inputs), torch.tensor([[0, 1, 2], [2, 2, 1]])
+    assert (replay._joined is not None) == joint
+    torch.testing.assert_close(replay(inputs, labels), Unrolled(victim_model)(inputs, labels))
+
+
 @pytest.mark.parametrize("layer", [_Mixing, _norm], ids=["mixes images", "has other parameters"])
 def test_victims_are_replayed_apart_where_a_joint_pass_is_wrong(layer: Callable[[], torch.nn.Module]) -> None:
     model = torch.nn.Sequential(layer(), smooth_net()).requires_grad_(False)

@@ -165,14 +165,11 @@ def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
     norm = first.module
     if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or not first.one_by_one or norm.running_var is None:
         return None
-    names = [f"{first.name}.running_mean", f"{first.name}.running_var"]
-    if not all(name in sent.buffers and name in observation.upload.buffers for name in names):
-        return None
     each = first.random.numel() // norm.num_features
     found = of_batch(observation, first.name, size * each)
     if not found:
         return None
-    mean, variance = (found[name] for name in names)
+    mean, variance = found.values()
     own = {name: value.to(sent.buffers[name]) for name, value in found.items()}
     state = ModelState(sent.parameters, {**sent.buffers, **own})
     layer = find_first_layer(observation.model, state, shape, fixed_norms=True)
@@ -318,8 +315,8 @@ class ExactInversion(GroupAttack):
         searched = orthogonal_factors(known.joined, known.values, known.count, rng=rng, starts=self.starts)
         for step, (rows, missing) in zip(timely(range(self.rounds)), searched, strict=False):
             report(step / self.rounds)
-            if missing < fewest and (found := known.inputs(rows)) is not None:
-                best, fewest = (found[0], found[1] and missing <= 2), missing
+            if missing < fewest and (found := known.inputs(rows, missing)) is not None:
+                best, fewest = found, missing
             if fewest <= 2:
                 break
         return best

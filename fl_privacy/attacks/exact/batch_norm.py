@@ -37,12 +37,13 @@ from fl_privacy.attacks.exact.residual import (
     misses,
 )
 from fl_privacy.attacks.exact.spear import TURNED
+from fl_privacy.attacks.gradient_inversion.infer_client import DRAWS
 from fl_privacy.attacks.gradient_inversion.priors import of_batch
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.models.gradients.choose_method import number_of_steps
-from fl_privacy.models.gradients.hooks import entering, leaving
-from fl_privacy.types import LocalPlan, Observation, Tensors
+from fl_privacy.models.gradients.hooks import entering
+from fl_privacy.models.unwrap_model import detached_copy
+from fl_privacy.types import Observation, Tensors
 
 _ROUNDS = 12  # most corrections of the silent values; five reach the rounding of single precision
 _SCALED = 1e-2  # largest relative residual of a norm's equations for the images' scales; rounding leaves 1e-5
@@ -283,7 +284,6 @@ def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None
 
 _SPARE = 8  # equations beyond the unknowns that confirm a solution
 _NOISE = 3.0  # differences have singular values above this multiple of those that are rounding
-_FAINT = (0.0, 1e-5, 1e-2)  # shares of the largest gradient up to which dropout or weight decay may hide a sign
 _STARTS, _REFLECTIONS, _TURNS = 64, 600, 60  # starts and steps of a search for signs, and corrections of each
 _AT_LIMIT = 1e-3  # distance from a limit, as a share of the range, at which an input is determined by it
 _DISAGREES = 0.1  # relative residual of mean and variance above which they are of other examples, or noise
@@ -309,20 +309,23 @@ def find_normalized_outputs(observation: Observation) -> NormalizedOutputs | Non
     seen = first_layer.probe_first_layer(observation.model, sent, observation.input_shape)
     if not isinstance(seen.module, nn.Linear) or not seen.one_by_one or seen.black.shape != (seen.random.numel(),):
         return None
-    evaluating, like = LocalPlan(batch_norm="eval"), seen.black
-    model = frozen_copy(observation.model, sent, evaluating, device=like.device, dtype=like.dtype).eval()
-    kind = nn.modules.batchnorm._BatchNorm
+    like, draws = seen.black, plan.mode == "train" or DRAWS in observation.notes
+    model, kind = detached_copy(observation.model).to(like).train(draws), nn.modules.batchnorm._BatchNorm
+    first = model.get_submodule(seen.name)
     norms = {name: module for name, module in model.named_modules() if isinstance(module, kind) and module.affine}
-    with torch.no_grad(), leaving({seen.name: model.get_submodule(seen.name)}) as left, entering(norms) as entered:
-        model(seen.random[None])
-    norm = next((each.name for each in entered if torch.equal(each.inputs, left[0].output)), "")
-    names = [f"{norm}.running_{kind}" for kind in ("mean", "var")]
-    if not all(name in sent.buffers and name in observation.upload.buffers for name in names):
-        return None
-    if not (found := of_batch(observation, norm, size)):
+    with torch.no_grad(), torch.random.fork_rng(), entering({seen.name: first, **norms}) as calls:
+        torch.manual_seed(0)
+        model(seen.random.expand(2, *seen.random.shape))
+    given, *later = calls
+    if not torch.allclose(given.inputs, seen.mixed, rtol=1e-4, atol=1e-6):
+        return None  # the client changes inputs at random before the layer
+    with torch.no_grad():
+        outputs = first(given.inputs)
+    norm = next((each.name for each in later if torch.equal(each.inputs, outputs)), "")
+    if not norm or not (found := of_batch(observation, norm, size)):
         return None
     parameters, scale = (f"{seen.name}.weight", f"{seen.name}.bias"), seen.white - like
-    return NormalizedOutputs(*parameters, like, scale, norm, *(found[name] for name in names))
+    return NormalizedOutputs(*parameters, like, scale, norm, *found.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,10 +345,11 @@ class Centered:
     left: float  # relative residual of the batch's mean and variance
     sure: bool  # ``True`` if they have more equations than unknowns
 
-    def inputs(self, rows: Tensor) -> tuple[Tensor, bool] | None:
+    def inputs(self, rows: Tensor, completed: int = 0) -> tuple[Tensor, bool] | None:
         """Return the inputs (B, N) for the distinct ``rows`` (R + 1, R + 1) of (P, 1 / sqrt(B)), up to their lengths.
 
-        The second value is ``True`` if the mean is determined. ``None`` if rows are missing or not orthogonal.
+        The second value is ``True`` if they are determined: the mean, and the last ``completed`` rows, one or two that
+        occur once. ``None`` if rows are missing or not orthogonal.
         """
         rows = rows / rows.norm(dim=1, keepdim=True) * rows[:, -1:].sign()
         times = (self.count * rows[:, -1].square()).round().clamp(1, self.count)
@@ -358,12 +362,13 @@ class Centered:
         left, _, right = torch.linalg.svd(own - even @ (even.T @ own), full_matrices=False)
         apart = left @ right / roots @ self.differences
         center, determined = self._center(apart)
+        determined &= completed < 2 or (completed == 2 and int(times[-1]) == 1)
         return (center + apart).repeat_interleave(times.long(), 0), determined
 
     def _center(self, apart: Tensor) -> tuple[Tensor, bool]:
         """Return the mean input (N,), within limits if outputs leave it open, and whether it is determined."""
-        rank = int(torch.linalg.matrix_rank(self.weight, rtol=_KEPT))
-        if rank == self.weight.shape[1]:
+        rank, features = int(torch.linalg.matrix_rank(self.weight, rtol=_KEPT)), self.weight.shape[1]
+        if len(self.weight) - _SPARE >= rank == features:
             return self.center, True
         inverse, (low, high) = torch.linalg.pinv(self.weight), self.limits
         low, high = low - apart.amin(0), high - apart.amax(0)
@@ -372,8 +377,10 @@ class Centered:
         for _ in timely(range(_INSIDE)):
             exact = found + self.center - inverse @ (self.weight @ found)
             found = torch.minimum(torch.maximum(exact, low), high)
+        size = self.limits[1] - self.limits[0]
+        inside = ((exact - found).abs() <= _AT_LIMIT * size).all()
         free = (found - low).abs().minimum((high - found).abs()) > _AT_LIMIT * (high - low)
-        return exact, rank - int(free.sum()) >= _SPARE
+        return exact, bool(inside) and (rank == features or rank - int(free.sum()) >= _SPARE)
 
 
 def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | None:
@@ -399,7 +406,7 @@ def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | N
     differences, missed, spare = solved
     outputs = layer.mean - sent[layer.bias].double() if layer.bias in sent else layer.mean
     center = least_squares(weight, outputs[:, None])[:, 0]
-    missed = max(missed, float((weight @ center - outputs).norm() / deviation.norm()))
+    missed = max(missed, float((weight @ center - outputs).norm() / layer.variance.sqrt().norm()))
     if missed > _DISAGREES:
         return None
     limits = layer.shift + layer.scale * certificate.limits_of(observation.model, layer.shift)
@@ -423,11 +430,7 @@ def _one_difference(weight: Tensor, gradient: Tensor, by_scale: Tensor, sizes: T
     # the outputs' signs follow from those of the gradients, which Adam's steps keep; others are tried, too
     along = torch.linalg.svd(gradient, full_matrices=False)[2][0]
     before, slopes = weight @ along, gradient @ along
-    starts, signs = [before.sign()], slopes.sign() * by_scale.sign()
-    for share in _FAINT:
-        clear = (slopes.abs() > share * slopes.abs().max()) & (by_scale.abs() > share * by_scale.abs().max())
-        first = least_squares(weight[clear], (signs * sizes)[clear, None])
-        starts.append(torch.where(clear, signs, (weight @ first)[:, 0].sign()))
+    starts = torch.stack([before.sign(), slopes.sign() * by_scale.sign()], 1)
     spare, inverse = len(weight) - weight.shape[1], torch.linalg.pinv(weight)
 
     def solved(signs: Tensor) -> tuple[Tensor, float]:
@@ -441,7 +444,7 @@ def _one_difference(weight: Tensor, gradient: Tensor, by_scale: Tensor, sizes: T
         apart = ((weight @ found).abs() - sizes[:, None]).norm(dim=0) / sizes.norm()
         return found[:, apart.argmin()], float(apart.min())
 
-    found, left = solved(torch.stack(starts, 1))
+    found, left = solved(starts)
     if left > certificate.ROUNDING and spare >= weight.shape[1]:
         rng = torch.Generator().manual_seed(0)
         state = torch.randn(len(weight), _STARTS, generator=rng, dtype=torch.float64).to(weight) * sizes[:, None]
@@ -458,7 +461,7 @@ def _differences(weight: Tensor, gradient: Tensor, count: int, variance: Tensor)
     noise = torch.cat([_ROUNDED * sizes[:1], _NOISE * sizes[count - 1 :]]).max()
     rank = min(count - 1, int((sizes > noise).sum()))
     before, spare = weight @ right[:rank].T, len(weight) - rank * (rank + 1) // 2
-    if spare < 0 or not rank:
+    if spare < 0 or not rank or len(weight) ** 2 > MOST_NUMBERS:
         return None
     first, second = torch.triu_indices(rank, rank)
     products = before[:, first] * before[:, second] * torch.where(first == second, 1.0, 2.0).to(before)

@@ -181,14 +181,16 @@ def of_batch(observation: Observation, layer: str, values: int) -> Tensors:
     """Return a batch's mean and variance (C,) at ``layer``, by buffer name, from running statistics sent and uploaded.
 
     ``values``: number of the batch's elements for each channel of ``layer``. The result is empty if the layer's
-    momentum is too small or the statistics are not finite.
+    momentum is too small, or statistics are missing, not finite or of another shape.
     """
     sent, uploaded = observation.assumed().buffers, observation.upload.buffers
+    factors = {f"{layer}.running_mean": 1.0, f"{layer}.running_var": (values - 1) / values}
+    if any(name not in sent or name not in uploaded or uploaded[name].shape != sent[name].shape for name in factors):
+        return {}
     share = getattr(observation.model.get_submodule(layer), "momentum", None)
     share = 1 / (float(sent[f"{layer}.num_batches_tracked"]) + 1) if share is None else share
     if share < _LEAST_SHARE:
         return {}
-    factors = {f"{layer}.running_mean": 1.0, f"{layer}.running_var": (values - 1) / values}
     found = {
         name: factor * (uploaded[name].double() - (1 - share) * sent[name].double()) / share
         for name, factor in factors.items()

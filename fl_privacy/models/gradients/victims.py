@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Self, TypedDict, Unpack, cast
 
 import torch
@@ -160,34 +161,30 @@ _COLUMNS = 1 << 18
 """Most values under the kernel at all positions for which matrix products are faster than a grouped convolution."""
 
 
-class _LayerOfVictims(nn.Module):
-    """A linear layer or convolution of V victims' stacked inputs (V B, ...), each with its own weight and bias."""
+def _outputs_of_victims(layer: Any, inputs: Tensor) -> Tensor:
+    """Return outputs of a linear layer or convolution, of V victims' stacked ``inputs`` (V B, ...).
 
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias
-        self._of_one = (layer,)  # in a tuple, so that its parameters are not registered twice
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        (layer,), weight = self._of_one, self.weight
-        count, outputs = weight.shape[:2]
-        bias = weight.new_zeros(count, outputs) if self.bias is None else self.bias
-        if isinstance(layer, nn.Linear):
-            found = torch.baddbmm(bias[:, None], inputs.reshape(count, -1, inputs.shape[-1]), weight.mT)
-            return found.reshape(*inputs.shape[:-1], outputs)
-        places = (layer.stride, layer.padding, layer.dilation)
-        sizes = zip(inputs.shape[2:], layer.kernel_size, *places, strict=True)
-        size = [(n + 2 * pad - gap * (kernel - 1) - 1) // stride + 1 for n, kernel, stride, pad, gap in sizes]
-        if len(inputs) * weight[0, 0].numel() * math.prod(size) > _COLUMNS:
-            stacked = inputs.reshape(count, -1, *inputs.shape[1:]).transpose(0, 1).flatten(1, 2)
-            found = F.conv2d(stacked, weight.flatten(0, 1), bias.flatten(), *places, groups=count)
-            return found.reshape(-1, count, outputs, *size).transpose(0, 1).flatten(0, 1)
-        columns = F.unfold(inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-        if len(inputs) == count:
-            found = torch.baddbmm(bias[..., None], weight.flatten(2), columns)
-        else:
-            found = weight.flatten(2)[:, None] @ columns.reshape(count, -1, *columns.shape[1:]) + bias[:, None, :, None]
-        return found.reshape(len(inputs), outputs, *size)
+    Its weight and bias have a leading axis V.
+    """
+    weight = layer.weight
+    count, outputs = weight.shape[:2]
+    bias = weight.new_zeros(count, outputs) if layer.bias is None else layer.bias
+    if isinstance(layer, nn.Linear):
+        found = torch.baddbmm(bias[:, None], inputs.reshape(count, -1, inputs.shape[-1]), weight.mT)
+        return found.reshape(*inputs.shape[:-1], outputs)
+    places = (layer.stride, layer.padding, layer.dilation)
+    sizes = zip(inputs.shape[2:], layer.kernel_size, *places, strict=True)
+    size = [(n + 2 * pad - gap * (kernel - 1) - 1) // stride + 1 for n, kernel, stride, pad, gap in sizes]
+    if len(inputs) * weight[0, 0].numel() * math.prod(size) > _COLUMNS:
+        stacked = inputs.reshape(count, -1, *inputs.shape[1:]).transpose(0, 1).flatten(1, 2)
+        found = F.conv2d(stacked, weight.flatten(0, 1), bias.flatten(), *places, groups=count)
+        return found.reshape(-1, count, outputs, *size).transpose(0, 1).flatten(0, 1)
+    columns = F.unfold(inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    if len(inputs) == count:
+        found = torch.baddbmm(bias[..., None], weight.flatten(2), columns)
+    else:
+        found = weight.flatten(2)[:, None] @ columns.reshape(count, -1, *columns.shape[1:]) + bias[:, None, :, None]
+    return found.reshape(len(inputs), outputs, *size)
 
 
 JoinedLoss = Callable[[Tensors, Tensor, Tensor], Tensor]
@@ -200,10 +197,10 @@ def joined_loss(victim_model: VictimModel) -> JoinedLoss | None:
     ``None`` unless all parameters are of linear layers and convolutions, and the loss is cross entropy.
     """
     copied = copy.deepcopy(victim_model.model)
-    for name, module in list(copied.named_modules()):
+    for module in copied.modules():
         convolves = type(module) is nn.Conv2d and module.groups == 1 and pads_with_zeros(module)
-        if name and (type(module) is nn.Linear or convolves):
-            copied.set_submodule(name, _LayerOfVictims(module))
+        if type(module) is nn.Linear or convolves:
+            module.forward = partial(_outputs_of_victims, module)
         elif next(module.parameters(recurse=False), None) is not None:
             return None
 

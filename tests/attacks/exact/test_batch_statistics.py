@@ -1,6 +1,7 @@
 """Batch norm around the first layer is undone by the running statistics that a client sends back."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -10,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy import Observation, reconstruct
-from fl_privacy.attacks.exact import ExactInversion
+from fl_privacy.attacks.exact import ExactInversion, spear
+from fl_privacy.attacks.exact.batch_norm import centered, find_normalized_outputs
+from fl_privacy.attacks.exact.spear import orthogonal_factors
 from fl_privacy.types import Certainty, LocalPlan, Reconstruction
 
 Optimizer = Literal["sgd", "adam", "adamw"]
@@ -185,10 +188,95 @@ def test_statistics_with_noise_are_no_solution(scale: float) -> None:
     assert found.certainty is Certainty.APPROXIMATE
 
 
+def test_noise_on_gradients_alone_hides_no_pair() -> None:
+    rows, rng = drawn(2, 30), torch.Generator().manual_seed(0)
+    seen = seen_of(normalized_outputs(drop=0.3), rows)
+    update = seen.update()
+    noisy = {
+        name: value + 3 * update[name].std() * torch.randn(value.shape, generator=rng)
+        for name, value in seen.upload.tensors.items()
+    }
+    found = reconstruct(replace(seen, upload=replace(seen.upload, tensors=noisy)), "exact")
+    assert found.certainty is Certainty.CONSISTENT and worst_of(found, rows) < 1e-3
+
+
 def test_statistics_of_another_batch_are_no_solution() -> None:
     seen, other = (seen_of(normalized_outputs(), rows) for rows in (drawn(4, 30), drawn(5, 30)[1:]))
     found = reconstruct(replace(seen, upload=replace(seen.upload, buffers=other.upload.buffers)), "exact")
     assert found.certainty is Certainty.APPROXIMATE
+
+
+class _Noisy(nn.Module):
+    """Adds noise to its inputs in training."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + 0.05 * torch.randn_like(inputs) if self.training else inputs
+
+
+@pytest.mark.parametrize("front", [nn.Dropout(0.2), _Noisy()], ids=["dropout", "noise"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_inputs_that_are_changed_at_random_before_the_layer_are_not_certified(front: nn.Module, size: int) -> None:
+    seen = seen_of(nn.Sequential(front, *normalized_outputs().children()), drawn(size, 30))
+    assert reconstruct(seen, "exact").certainty is Certainty.APPROXIMATE
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_mean_without_redundant_outputs_is_certified_only_in_range(size: int) -> None:
+    """The rest of the network does not see a wrong mean, as of a pruned buffer."""
+    rows = drawn(size, 30)
+    seen = seen_of(normalized_outputs(30, 30), rows)
+    found = reconstruct(seen, "exact")
+    assert found.certainty is Certainty.CONSISTENT and worst_of(found, rows) < 1e-2
+    pruned = {**seen.upload.buffers, "1.running_mean": torch.zeros(30)}
+    found = reconstruct(replace(seen, upload=replace(seen.upload, buffers=pruned)), "exact")
+    assert found.certainty is Certainty.APPROXIMATE
+
+
+@pytest.mark.parametrize("rows", [drawn(2, 78) * 3 - 1, coded(4, 78) * 2 - 0.5], ids=["numbers", "categories"])
+def test_ranges_that_are_left_complete_no_mean(rows: Tensor) -> None:
+    found = reconstruct(seen_of(normalized_outputs(78, 64), rows), "exact")
+    assert worst_of(found, rows) > 0.05 and found.certainty is Certainty.APPROXIMATE
+
+
+def test_a_large_epsilon_hides_no_wrong_mean() -> None:
+    net = normalized_outputs()
+    net.get_submodule("1").eps = 100.0  # type: ignore[assignment]
+    seen = seen_of(net, drawn(2, 30))
+    moved = {**seen.upload.buffers, "1.running_mean": seen.upload.buffers["1.running_mean"] + 0.02}
+    found = reconstruct(replace(seen, upload=replace(seen.upload, buffers=moved)), "exact")
+    assert found.certainty is Certainty.APPROXIMATE
+
+
+@pytest.mark.parametrize(("order", "sure"), [([0, 1, 2], True), ([0, 0, 1, 2, 2, 2], False)])
+def test_two_rows_are_completed_if_they_occur_once(order: list[int], sure: bool) -> None:
+    rows = coded(3, 30)[order].double()
+    seen = seen_of(normalized_outputs().double(), rows)
+    layer = find_normalized_outputs(seen)
+    assert layer is not None
+    known, rng = centered(seen, layer), torch.Generator().manual_seed(0)
+    assert known is not None
+    searched = orthogonal_factors(known.joined, known.values, len(order), rng=rng, starts=64)
+    whole = next(found for found, missing in searched if not missing)
+    times = len(order) * (whole[:, -1] / whole.norm(dim=1)).square()
+    one = (times - (1 if sure else 2)).abs().argmin()
+    completed, missing = spear._orthogonal(whole[one][None], known.joined, known.values, len(order))
+    found = known.inputs(completed, missing)
+    assert missing == 2 and found is not None and found[1] == sure
+    assert (float(torch.cdist(found[0], rows).amin(1).max()) < 1e-2) == sure
+
+
+@pytest.mark.parametrize("wrong", [lambda v: v[:3], lambda v: v[None], lambda v: v.sum(), lambda v: v * torch.nan])
+@pytest.mark.parametrize("net", [rows(), normalized_outputs(14)], ids=["before", "behind"])
+def test_malformed_statistics_break_nothing_off(wrong: Callable[[Tensor], Tensor], net: nn.Module) -> None:
+    seen = seen_of(copy.deepcopy(net), drawn(4, 14))
+    bad = {name: wrong(value) if value.dim() else value for name, value in seen.upload.buffers.items()}
+    found = reconstruct(replace(seen, upload=replace(seen.upload, buffers=bad)), "exact", rounds=1)
+    assert found.certainty is Certainty.APPROXIMATE and "error of its own" not in (found.failure or "")
+
+
+def test_a_norm_behind_an_activation_is_not_taken_for_that_of_outputs() -> None:
+    net = nn.Sequential(nn.Linear(30, 64), nn.ReLU(inplace=True), nn.BatchNorm1d(64), nn.Linear(64, 2))
+    assert find_normalized_outputs(seen_of(net, drawn(2, 30))) is None
 
 
 def test_without_uploaded_statistics_nothing_is_solved() -> None:
