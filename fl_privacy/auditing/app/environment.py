@@ -120,7 +120,7 @@ def around(
 
 @contextmanager
 def arrays_writable(code: str) -> Iterator[None]:
-    """Give an app writable copies where pandas 3 returns read-only arrays, within the block; ``code``: the app's."""
+    """Give an app writable copies where pandas 3 returns read-only arrays, within the block; ``code``: its text."""
 
     def writable(original: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(*args, **kwargs)

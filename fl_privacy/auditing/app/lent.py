@@ -301,7 +301,7 @@ def _lend_name(stack: ExitStack, home: str, name: str, stands: str, asked: list[
 
 
 def pickles_loaded(asked: list[str]) -> AbstractContextManager[None]:
-    """Let ``torch.load``, called by an app, unpickle any object, as before PyTorch 2.6; ``asked`` notes that it did."""
+    """Let ``torch.load``, called by an app, unpickle any object, as before PyTorch 2.6; note the use in ``asked``."""
 
     def loaded(original: Any, *args: Any, **kwargs: Any) -> Any:
         file: Any = args[0] if args else kwargs.get("f")

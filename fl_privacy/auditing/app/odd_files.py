@@ -171,7 +171,7 @@ def is_missing(path: object) -> bool:
 
 
 def _recorded(drawing: Drawing, package: str, path: str | Path) -> Any:
-    """Make up a 32-channel recording of a minute (for ``mne``), or a 32-slice scan; of 0 and 1 if labels are asked."""
+    """Make up a 32-channel recording of a minute (``mne``), or a 32-slice scan, of 0 and 1 if ``path`` names labels."""
     library, rate, rng = importlib.import_module(package), drawing.fitted.get("rate", RATE), drawing.rng(str(path))
     scan = "a drawn scan of 32 slices, 64 x 64 each"
     drawing.note(str(path), f"a drawn recording, {rate} values a second" if package == "mne" else scan)
@@ -338,7 +338,10 @@ def records(drawing: Drawing, path: Path) -> Path | None:
 
 
 def got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
-    """Return a path as Keras's ``get_file(name, address)`` and ``urlretrieve(address, file)`` do, with no download."""
+    """Return the path (or placeholder) that Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` would.
+
+    Nothing is downloaded. ``what``, ``origin``: first and second argument of either.
+    """
     if OF_MODEL.search(Path(str(what)).name) or str(what).endswith((".h5", ".keras")):
         return NoWeights()
     return (str(origin or Path(str(what)).name), None) if "://" in str(what) else str(what or Path(str(origin)).name)

@@ -346,7 +346,10 @@ def _unnumbered(path: Path, folder: Path) -> str:
 def _guessed(
     trees: Sequence[ast.Module], stated: Callable[[Sequence[str]], list[str]], *, of_client: bool
 ) -> Iterator[str]:
-    """Yield words of a command line with options that have no usable default; ``stated(flags)`` lists known values."""
+    """Yield command-line words for options that have no usable default; ``stated(flags)`` lists known values.
+
+    ``trees``: code of the scripts. ``of_client``: ``True`` if they start clients.
+    """
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]

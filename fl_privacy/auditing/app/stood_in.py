@@ -285,7 +285,7 @@ class Hooks:
         return isinstance(path, str | Path) and Path(path).resolve().is_relative_to(self.drawing.files.resolve())
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
-        """Return the existing file of that name in another folder or case, else ``path``; ``reads``: if it is to be read."""
+        """Return the existing file of that name in another folder or case, else ``path``; ``reads``: to be read."""
         if not is_missing(path):
             return path
         plain = Path(str(path).replace("\\", "/"))

@@ -55,7 +55,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptReply(WatchedReply):
-    """A reply to a training message, the arrays ``sent`` to the client (by record/name), and what another try needs."""
+    """A reply to a training message, arrays ``sent`` to the client (by record/name), and what asking again needs."""
 
     message: Message
     context: Context

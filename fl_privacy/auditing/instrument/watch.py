@@ -143,7 +143,7 @@ class TrainingWatch:
     def met(self, args: Any, kwargs: Any, *, enters: bool = False) -> tuple[Any, Any]:
         """Return the arguments of a call that is about to run, with batches cut to the chosen examples.
 
-        ``enters``: ``True`` if they enter a module.
+        ``enters``: ``True`` if a module is called. After the optimizer's first step, nothing is cut.
         """
         if self._recorder is not None and self._depth == 0:
             self._recorder.begin(args)
