@@ -338,7 +338,7 @@ def records(drawing: Drawing, path: Path) -> Path | None:
 
 
 def got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
-    """Return the path (or placeholder) that Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` would.
+    """Return the path that Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` would, or placeholders.
 
     Nothing is downloaded. ``what``, ``origin``: first and second argument of either.
     """

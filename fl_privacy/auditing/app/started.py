@@ -391,7 +391,7 @@ class ScriptRunner:
         return UserError(f"{said}; its arguments were {given or 'none'}: name them by --client-args or --server-args.")
 
     def _variable(self, partition: int, nodes: int, original: Any, environ: Any, key: str) -> str:
-        """Return the environment variable ``key``; if it is missing, what the project's commands set, or a usual value."""
+        """Return the environment variable ``key``; if missing, what the project's commands set, or a usual value."""
         with suppress(KeyError):
             return original(environ, key)
         asked, asker = sys._getframe(2), caller("<frozen")  # the frame between is the hook's
@@ -415,7 +415,7 @@ class ScriptRunner:
         return value
 
     def _execute(self, path: Path, names: dict[str, Any], calls: _Calls) -> None:
-        """Run a script or a notebook's cells, with global ``names``; an error of a cell is raised after the last cell."""
+        """Run a script or a notebook's cells, with global ``names``; an error in a cell is raised after the last."""
         failed, said = list[Exception](), list[str]()
         for cell in cells_of(path):
             try:
