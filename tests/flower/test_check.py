@@ -181,6 +181,22 @@ def test_a_module_of_its_own_is_no_package_to_install_and_src_holds_modules(clin
     assert not check_app(read_app(clinic)).modules
 
 
+def test_the_folder_of_an_app_is_the_package_that_it_names(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("unused.py", "server_app.py", "client_app.py", "task.py"):
+        (clinic / "clinic" / name).rename(clinic / name)
+    (clinic / "clinic").rmdir()
+    (clinic / "task.py").write_text("cache = []\n")
+    for half, kind in (("server", "ServerApp"), ("client", "ClientApp")):
+        code = f"from flwr.{half}app import {kind}\nfrom .task import cache\napp = {kind}()\n"
+        (clinic / f"{half}_app.py").write_text(code)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    app = read_app(clinic)
+    assert not check_app(app).stops and app.renamed == {"clinic": str(clinic)}
+    assert isinstance(app.load(stops_of).client, ClientApp)
+    for name in modules_in(clinic):
+        del sys.modules[name]
+
+
 @pytest.mark.parametrize("server", [".server:app", "/abs/x.server:app", "..a.b:app"])
 def test_names_that_are_no_modules_are_no_folders_to_search(clinic: Path, server: str) -> None:
     text = (clinic / "pyproject.toml").read_text()

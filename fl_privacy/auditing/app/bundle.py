@@ -77,6 +77,8 @@ class App:
                 module, name = (alias.name, "*") if isinstance(node, ast.Import) else (node.module or "", alias.name)
                 if "." in module:
                     imported[module.partition(".")[0]][module].add(name)
+        for module, _, name in (each.partition(":") for each in (self.server, self.client) if "." in each):
+            imported[module.partition(".")[0]][module].add(name.partition(".")[0])
         asked = {re.split(r"[^\w.-]", each)[0].replace("-", "_").lower() for each in self.dependencies}
         for package, modules in imported.items():
             held = {module.split(".")[1] for module in modules}
@@ -380,7 +382,7 @@ def _read(folder: Path, path: str | Path) -> App:
 def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | None:
     """Return the references to server and client app, corrected to the only folder that has both modules.
 
-    ``None`` if the package that they name exists, or not exactly one folder fits.
+    ``None`` if the package that they name exists or is ``folder`` itself, or not exactly one folder fits.
     """
     (package, *inner), (of_client, *others) = (each.partition(":")[0].split(".") for each in references)
     if not package.isidentifier():
@@ -390,6 +392,9 @@ def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | N
         return None
     places = [each for each in holders(folder, inner[-1], folder) if Path(each, f"{others[-1]}.py").is_file()]
     if len(places) != 1 or not all(part.isidentifier() for part in Path(places[0]).relative_to(folder).parts):
+        return None
+    near = [file for path, file in parsed(folder).items() if [str(path.parent)] == places == [str(folder)]]
+    if any(isinstance(node, ast.ImportFrom) and node.level for file in near for node in ast.walk(file.tree)):
         return None
     before = "".join(f"{part}." for part in Path(places[0]).relative_to(folder).parts)
     server, client = (re.sub(r"^[\w.]*\.(?=\w+:)", lambda _: before, each) for each in references)
