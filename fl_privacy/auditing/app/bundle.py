@@ -91,6 +91,15 @@ class App:
                     found[package] = place
         return found
 
+    @property
+    def notes(self) -> list[str]:
+        """Return sentences on modules that were imported by other names, and on the scripts that are run."""
+        found = [self.misnamed] if self.misnamed else []
+        for name, place in self.renamed.items():
+            given = "the project's folder" if place == str(self.folder) else named(Path(place), self.folder)
+            found.append(f"It imports {name}, which is not here: {given} was imported.")
+        return found if self.scripts is None else [*found, self.scripts.in_words(self.folder)]
+
     @classmethod
     def of(cls, app: "App", **given: Any) -> Self:
         """Return ``app`` in this class, with the fields ``given``."""
