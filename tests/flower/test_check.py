@@ -136,6 +136,15 @@ def test_a_list_of_packages_that_is_a_pipe_or_begins_with_a_mark_is_read_or_left
     assert not check_app(read_app(tmp_path, {"server": "main.py"})).versions
 
 
+def test_a_module_without_the_app_that_is_named(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(clinic))
+    (clinic / "clinic" / "server_app.py").write_text("")
+    with pytest.raises(UserError, match=r"clinic\.server_app defines no app, which pyproject\.toml names"):
+        read_app(clinic).load(stops_of)
+    for name in modules_in(clinic):
+        del sys.modules[name]
+
+
 def test_a_module_that_is_named_and_not_there(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (clinic / "pyproject.toml").write_text(PROJECT.replace("clinic.server_app", "hospital_of_nobody.server_app"))
     assert run_command_line(["audit", str(clinic)]) == 2

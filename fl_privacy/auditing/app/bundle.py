@@ -155,6 +155,8 @@ class App:
                     lacks = f"imports {name}, which is not installed: install it, or the {by[1]} that the app asks for"
                     name = by[1]
                 said = stops(self) or f"The app {self.name} imports {name}, which {lacks}."
+            if absent := re.match(r"Unable to load attribute (\S+) from module (\S+)", str(cause)):
+                said = f"The module {absent[2]} defines no {absent[1]}, which pyproject.toml names: correct the name there."
             wrong = str(cause) if isinstance(cause, SyntaxError) else ""
             minor = 12 * ("f-string" in wrong) or 14 * ("types must be parenthesized" in wrong)
             if minor > sys.version_info.minor:
