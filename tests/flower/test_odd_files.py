@@ -35,6 +35,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def test_files_of_torch_have_the_keys_that_the_code_takes_of_them(tmp_path: Path) -> None:
+    code = """
+import torch
+def load(path, weights):
+    part, kept = torch.load(path, map_location="cpu"), torch.load(weights)
+    blob = torch.load(path)
+    return blob["features"], blob["labels"], kept["epoch"]
+net = torch.nn.Linear(12, 3)
+"""
+    found = saved_by_torch(drawing_of(code, tmp_path), "parts/client_0.pt")
+    assert {*found} == {"features", "labels"} and found["features"].shape == (600, 12)
+    assert found["labels"].unique().tolist() == [0, 1, 2] and found["features"].dtype == torch.float32
+
+
 def test_pickles_are_drawn_by_their_names_and_by_what_they_are_unpacked_to(tmp_path: Path) -> None:
     code = """
 import pickle

@@ -241,7 +241,10 @@ def rounds_held(rounds: int | None) -> Iterator[dict[str, Any]]:
 
 
 _DECIMAL = re.compile(r"\d*\.\d+")
-_PLACE = re.compile(r"(^|[-_])(path|file|dir|directory|folder|root)([-_]|$)")
+_PLACES = (
+    (re.compile(r"(^|[-_])(dir|directory|folder|root)([-_]|$)"), "data"),
+    (re.compile(r"(^|[-_])(path|file)([-_]|$)"), "data.csv"),
+)
 
 _REPORTED: Mapping[str, Sequence[str]] = {
     "server": ("evaluate_metrics_serverapp", "losses_centralized", "metrics_centralized"),
@@ -292,7 +295,7 @@ def settled(app: App, config: Config, node_config: Config, nodes: int) -> tuple[
         for key in sorted(keys_read(trees, holder) - given.keys() - {"partition-id", "num-partitions"}):
             values = [*dict.fromkeys(stated.get(key, ()))]
             text = f"{{partition:{'|'.join(values)}}}" if of_node and values[1:] else next(iter(values), None)
-            text = text or usual_for(key.lower(), of_client=of_node) or ("data" if _PLACE.search(key) else None)
+            text = text or usual_for(key.lower(), of_client=of_node) or next((place for it, place in _PLACES if it.search(key)), None)
             if text is not None:
                 text = text.replace("{nodes}", str(nodes))
                 given[key] = int(text) if text.isdecimal() else float(text) if _DECIMAL.fullmatch(text) else text
