@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl_privacy.auditing.app import hub_models
+from fl_privacy.auditing.app import hub_models, odd_files
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.lent import older_names_lent
@@ -33,6 +33,13 @@ def drawing_of(code: str, folder: Path) -> Drawing:
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+def test_arrays_have_the_shape_that_a_function_takes_by_default(tmp_path: Path) -> None:
+    code = (
+        "def build(input_shape=(48, 48, 3), classes=4):\n    return Sequential([Conv2D(8, 3, input_shape=input_shape)])"
+    )
+    assert odd_files.archive(drawing_of(code, tmp_path), "node1/X.npy").shape[1:] == (48, 48, 3)
 
 
 def test_files_of_torch_have_the_keys_that_the_code_takes_of_them(tmp_path: Path) -> None:

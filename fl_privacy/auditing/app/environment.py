@@ -295,7 +295,11 @@ def settled(app: App, config: Config, node_config: Config, nodes: int) -> tuple[
         for key in sorted(keys_read(trees, holder) - given.keys() - {"partition-id", "num-partitions"}):
             values = [*dict.fromkeys(stated.get(key, ()))]
             text = f"{{partition:{'|'.join(values)}}}" if of_node and values[1:] else next(iter(values), None)
-            text = text or usual_for(key.lower(), of_client=of_node) or next((place for it, place in _PLACES if it.search(key)), None)
+            text = (
+                text
+                or usual_for(key.lower(), of_client=of_node)
+                or next((place for it, place in _PLACES if it.search(key)), None)
+            )
             if text is not None:
                 text = text.replace("{nodes}", str(nodes))
                 given[key] = int(text) if text.isdecimal() else float(text) if _DECIMAL.fullmatch(text) else text

@@ -239,7 +239,7 @@ class Drawing:
             pairs = self._look_at_call(node, layers)
         elif isinstance(node, ast.FunctionDef):
             given = zip(reversed([*node.args.posonlyargs, *node.args.args]), reversed(node.args.defaults), strict=False)
-            pairs = [(each.arg, constant(value)) for each, value in given][::-1]
+            pairs = [(each.arg, self._value(value)) for each, value in given][::-1]
         for key, value in pairs:
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 named += [value] if _CLASSES.match(key) and value <= 1000 else []
