@@ -142,33 +142,7 @@ class App:
                 server = usual_server(self.folder) if self.by_fedavg else self._loaded(self.server)
                 client = self._loaded_apart(self.client)
         except UserError as error:
-            cause = error.__cause__
-            said = str(error)
-            if isinstance(cause, ModuleNotFoundError):
-                name, package = cause.name or "a module", (cause.name or "").partition(".")[0]
-                lacks = "neither its folder nor this Python has: install what the app needs, or set PYTHONPATH to the"
-                lacks += " folder that holds it"
-                if "site-packages" in str(getattr(sys.modules.get(package), "__file__", "")) and package != name:
-                    lacks = f"the {package} here does not have: install the version of {package} that the app needs"
-                places = [each.filename for each in extract_tb(cause.__traceback__) if "importlib" not in each.filename]
-                if by := re.search(r"site-packages/(?!flwr/|fl_privacy/)(\w+)", places[-1]):
-                    lacks = f"imports {name}, which is not installed: install it, or the {by[1]} that the app asks for"
-                    name = by[1]
-                said = stops(self) or f"The app {self.name} imports {name}, which {lacks}."
-            if absent := re.match(r"Unable to load attribute (\S+) from module (\S+)", str(cause)):
-                said = f"The module {absent[2]} defines no {absent[1]}, which pyproject.toml names: correct the name there."
-            wrong = str(cause) if isinstance(cause, SyntaxError) else ""
-            minor = 12 * ("f-string" in wrong) or 14 * ("types must be parenthesized" in wrong)
-            if minor > sys.version_info.minor:
-                said = (
-                    f"The app {self.name} is written for Python 3.{minor} or later ({in_one_line(cause or error)}), and"
-                    f" this is {platform.python_version()}: run fl-privacy with that Python."
-                )
-            if isinstance(cause, AttributeError | ImportError) and "flwr" in str(cause):
-                for each in holders(self.folder, "flwr", self.folder):
-                    copy = named(Path(each) / "flwr", self.folder)
-                    said += f" The copy of Flower in {copy} is not run: the installed one is."
-            raise UserError(said) from cause
+            raise UserError(self._why_not_loaded(error, stops)) from error.__cause__
         except OSError as error:
             if not isinstance(error, FileNotFoundError):  # such as a port that a sandbox has not
                 raise UserError(f"The app {self.name} raised {in_one_line(error)} on import; correct it.") from error
@@ -184,6 +158,35 @@ class App:
                 f" {type(server).__name__} and {type(client).__name__}; correct pyproject.toml."
             )
         return Started(server=server, client=client, nodes=self.nodes)
+
+    def _why_not_loaded(self, error: UserError, stops: Callable[["App"], str]) -> str:
+        cause, said = error.__cause__, str(error)
+        if isinstance(cause, ModuleNotFoundError):
+            name, package = cause.name or "a module", (cause.name or "").partition(".")[0]
+            lacks = "neither its folder nor this Python has: install what the app needs, or set PYTHONPATH to the"
+            lacks += " folder that holds it"
+            if "site-packages" in str(getattr(sys.modules.get(package), "__file__", "")) and package != name:
+                lacks = f"the {package} here does not have: install the version of {package} that the app needs"
+            places = [each.filename for each in extract_tb(cause.__traceback__) if "importlib" not in each.filename]
+            if by := re.search(r"site-packages/(?!flwr/|fl_privacy/)(\w+)", places[-1]):
+                lacks = f"imports {name}, which is not installed: install it, or the {by[1]} that the app asks for"
+                name = by[1]
+            said = stops(self) or f"The app {self.name} imports {name}, which {lacks}."
+        if absent := re.match(r"Unable to load attribute (\S+) from module (\S+)", str(cause)):
+            said = "The module {1} defines no {0}, which pyproject.toml names: correct the name there."
+            said = said.format(*absent.groups())
+        wrong = str(cause) if isinstance(cause, SyntaxError) else ""
+        minor = 12 * ("f-string" in wrong) or 14 * ("types must be parenthesized" in wrong)
+        if minor > sys.version_info.minor:
+            said = (
+                f"The app {self.name} is written for Python 3.{minor} or later ({in_one_line(cause or error)}), and"
+                f" this is {platform.python_version()}: run fl-privacy with that Python."
+            )
+        if isinstance(cause, AttributeError | ImportError) and "flwr" in str(cause):
+            for each in holders(self.folder, "flwr", self.folder):
+                copy = named(Path(each) / "flwr", self.folder)
+                said += f" The copy of Flower in {copy} is not run: the installed one is."
+        return said
 
     def _lend_renamed(self) -> None:
         for package, place in self.renamed.items():
