@@ -218,7 +218,7 @@ def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others:
         read = (is_exact | near).tolist()
         rows = zip(wanted.tolist(), given.tolist(), read, strict=True)
         shown += [Shown(original=row, guess=made, reconstructed=own) for row, made, own in rows]
-    counts = Counts(exact=exact, identified=identified, nothing=nothing, failures=failures, groups=len(found))
+    counts = Counts(exact=exact, identified=identified, nothing=nothing, failures=failures, groups=len(judged))
     return replace(counts, candidates=len(others), chance=combined(chances)), shown
 
 
