@@ -174,7 +174,7 @@ def keys_read(trees: Iterable[ast.Module], holder: str) -> set[str]:
     read, tested = set[object](), set[object]()
     for unit in (node for tree in trees for node in ast.walk(tree) if isinstance(node, Function)):
         nodes = [*ast.walk(unit)]
-        own = {holder, *(name for node in nodes for name, value in _assigned(node) if _last(value) == holder)}
+        own = {holder, *(name for node in nodes for name, value in assigned(node) if _last(value) == holder)}
         for node in nodes:
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _last(node.value) in own:
                 read.add(constant(node.slice))

@@ -194,7 +194,7 @@ class Drawing:
         modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
         modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
         self._imported = {name.partition(".")[0] for name in modules}
-        loads = {name for name, node in assigned if isinstance(node.value, ast.Call) and called(node.value) == "load"}
+        loads = {name for name, value in given if isinstance(value, ast.Call) and called(value) == "load"}
         taken = (node for node in nodes if isinstance(node, ast.Subscript) and dotted(node.value) in loads - {""})
         self.keyed = [*dict.fromkeys(key for node in taken for key in _names(constant(node.slice)))]
         self._functions = {each.name: each for each in nodes if isinstance(each, ast.FunctionDef)}
