@@ -136,6 +136,15 @@ def test_a_list_of_packages_that_is_a_pipe_or_begins_with_a_mark_is_read_or_left
     assert not check_app(read_app(tmp_path, {"server": "main.py"})).versions
 
 
+def test_a_module_without_the_app_that_is_named(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(clinic))
+    (clinic / "clinic" / "server_app.py").write_text("")
+    with pytest.raises(UserError, match=r"clinic\.server_app defines no app, which pyproject\.toml names"):
+        read_app(clinic).load(stops_of)
+    for name in modules_in(clinic):
+        del sys.modules[name]
+
+
 def test_a_module_that_is_named_and_not_there(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (clinic / "pyproject.toml").write_text(PROJECT.replace("clinic.server_app", "hospital_of_nobody.server_app"))
     assert run_command_line(["audit", str(clinic)]) == 2
@@ -179,6 +188,22 @@ def test_a_module_of_its_own_is_no_package_to_install_and_src_holds_modules(clin
     (clinic / "src" / "server_app.py").rename(clinic / "src" / "clinic" / "server_app.py")
     (clinic / "src" / "client_app.py").rename(clinic / "src" / "clinic" / "client_app.py")
     assert not check_app(read_app(clinic)).modules
+
+
+def test_the_folder_of_an_app_is_the_package_that_it_names(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("unused.py", "server_app.py", "client_app.py", "task.py"):
+        (clinic / "clinic" / name).rename(clinic / name)
+    (clinic / "clinic").rmdir()
+    (clinic / "task.py").write_text("cache = []\n")
+    for half, kind in (("server", "ServerApp"), ("client", "ClientApp")):
+        code = f"from flwr.{half}app import {kind}\nfrom .task import cache\napp = {kind}()\n"
+        (clinic / f"{half}_app.py").write_text(code)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    app = read_app(clinic)
+    assert not check_app(app).stops and app.renamed == {"clinic": str(clinic)}
+    assert isinstance(app.load(stops_of).client, ClientApp)
+    for name in modules_in(clinic):
+        del sys.modules[name]
 
 
 @pytest.mark.parametrize("server", [".server:app", "/abs/x.server:app", "..a.b:app"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl_privacy.auditing.app import hub_models
+from fl_privacy.auditing.app import hub_models, odd_files
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.lent import older_names_lent
@@ -33,6 +33,30 @@ def drawing_of(code: str, folder: Path) -> Drawing:
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+def test_arrays_have_the_shape_that_a_function_takes_by_default(tmp_path: Path) -> None:
+    code = (
+        "def build(input_shape=(48, 48, 3), classes=4):\n    return Sequential([Conv2D(8, 3, input_shape=input_shape)])"
+    )
+    assert odd_files.archive(drawing_of(code, tmp_path), "node1/X.npy").shape[1:] == (48, 48, 3)
+
+
+def test_files_of_torch_have_the_keys_that_the_code_takes_of_them(tmp_path: Path) -> None:
+    code = """
+import torch
+def load(path, weights):
+    part, kept = torch.load(path, map_location="cpu"), torch.load(weights)
+    blob = torch.load(path)
+    net.load_state_dict(kept["model_state_dict"])
+    return blob["features"], blob["labels"]
+net = torch.nn.Linear(12, 3)
+"""
+    found = saved_by_torch(drawing_of(code, tmp_path), "parts/client_0.pt")
+    assert {*found} == {"features", "labels"} and found["features"].shape == (600, 12)
+    with stood_in(drawing_of("", tmp_path)):
+        torch.nn.Linear(12, 3).load_state_dict(found)
+    assert found["labels"].unique().tolist() == [0, 1, 2] and found["features"].dtype == torch.float32
 
 
 def test_pickles_are_drawn_by_their_names_and_by_what_they_are_unpacked_to(tmp_path: Path) -> None:

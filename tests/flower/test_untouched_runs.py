@@ -27,7 +27,18 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure
 from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.measure.aggregate_leakage import ClassTrace, class_trace, leaked_classes, leaked_members, leaked_words
-from tests.flower.untouched_apps import HEAD, LANGUAGE, LEGACY_SERVER, LISTED, PLAIN, SERVER, audited, rung, write
+from tests.flower.untouched_apps import (
+    HEAD,
+    LANGUAGE,
+    LEGACY_SERVER,
+    LISTED,
+    PLAIN,
+    SERVER,
+    attacked_only,
+    audited,
+    rung,
+    write,
+)
 
 UNEVEN = PLAIN.replace(
     "    x, y = images(context)\n",
@@ -159,6 +170,32 @@ def test_two_lines_in_the_app_come_to_the_same_verdict(tmp_path: Path, monkeypat
     counts = rung(record, "one")["counts"]
     assert counts["read"] == counts["judged"]
     assert verdict["most"]["read"] == verdict["most"]["judged"]
+
+
+def test_settings_that_an_app_reads_and_nothing_sets_are_usual_ones(tmp_path: Path) -> None:
+    reads = """
+    own = context.node_config
+    assert own["dataset-path"] == f"parts/{'ab'[own['partition-id']]}" and own["client-id"] == own["partition-id"]
+    assert own["save-dir"] == "data" and "log-dir" not in own
+    logs = own["log-dir"] if "log-dir" in own else None
+    net = Net()
+"""
+    server = SERVER.replace("min_available_nodes=2", "min_available_nodes=int(context.run_config['num-clients'])")
+    folder = write(tmp_path / "app", "app_unset", PLAIN.replace("    net = Net()\n", reads), server)
+    (folder / "README.md").write_text(
+        "flower-supernode --node-config 'partition-id=0 dataset-path=\"parts/a\"'\n"
+        "flower-supernode --node-config 'partition-id=1 dataset-path=\"parts/b\"'\n"
+    )
+    with attacked_only({"one"}):
+        asked = AppAuditRequest(nodes=2, clients=2, victims=2, out=tmp_path / "out", seconds=0.0)
+        record = audit_app(read_app(folder), asked).content
+    assert rung(record, "one")["counts"]["read"] == 2
+    assert record["problems"] == [
+        "Nothing sets num-clients of its run config: 2 was taken",
+        "Nothing sets client-id of its node config: {partition} was taken",
+        "Nothing sets dataset-path of its node config: {partition:parts/a|parts/b} was taken",
+        "Nothing sets save-dir of its node config: data was taken",
+    ]
 
 
 def test_nodes_have_the_config_that_is_asked_for(tmp_path: Path) -> None:

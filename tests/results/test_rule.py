@@ -151,6 +151,15 @@ def test_rows_that_are_nearest_among_few_others_count_in_several_uploads() -> No
     assert counts.failures == 2 and counts.groups == 1 == counts.judged, "uploads without a guess are not judged"
 
 
+def test_uploads_without_a_guess_of_rows_are_no_scored_ones() -> None:
+    truth, public = torch.rand(2, 5), torch.rand(9, 5)
+    none = Reconstruction(id=VictimId(1, 1, 0), batch=None, failure="it failed")
+    counts, _ = count_rows([guessed(truth[:1]), none], [Batch(one[None], torch.zeros(1)) for one in truth], public)
+    assert (counts.judged, counts.failures, counts.groups) == (1, 1, 1)
+    counts, _ = count_rows([none], [Batch(truth[1:], torch.zeros(1))], public)
+    assert (counts.judged, counts.failures, counts.groups) == (0, 1, 0)
+
+
 def test_rows_of_few_values_are_equal_by_chance() -> None:
     red = 0
     for seed in range(10):

@@ -27,6 +27,7 @@ from fl_privacy.auditing.app.environment import (
     remedies,
     rounds_held,
     seeded,
+    settled,
     with_causes,
     with_remedies,
 )
@@ -309,13 +310,11 @@ class AppAudit(AuditSession):
             self.own_nodes = min(started.nodes or USUAL_NODES, MOST_NODES)
             nodes = whole("--nodes", asked.nodes or self.own_nodes, at_least=1, at_most=10_000, example=10)
             self.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
-            self.notes += [app.misnamed] * bool(app.misnamed)
-            for name, place in app.renamed.items():
-                given = "the project's folder" if place == str(app.folder) else named(Path(place), app.folder)
-                self.notes.append(f"It imports {name}, which is not here: {given} was imported.")
-            if app.scripts is not None:
-                self.notes.append(app.scripts.in_words(app.folder))
+            self.notes += app.notes
             self.failed = started.failed
+            if app.scripts is None and self.alone is None:
+                config, node_config, unset = settled(app, config, node_config, nodes)
+                self.failed = [*started.failed, *unset]
             if asked.seed is not None:
                 seeded(asked.seed)
             defense = None if self.defense is None else ReplyDefense(self.defense, asked.seed or 0)

@@ -78,6 +78,8 @@ class App:
                 module, name = (alias.name, "*") if isinstance(node, ast.Import) else (node.module or "", alias.name)
                 if "." in module:
                     imported[module.partition(".")[0]][module].add(name)
+        for module, _, name in (each.partition(":") for each in (self.server, self.client) if "." in each):
+            imported[module.partition(".")[0]][module].add(name.partition(".")[0])
         asked = {re.split(r"[^\w.-]", each)[0].replace("-", "_").lower() for each in self.dependencies}
         for package, modules in imported.items():
             held = {module.split(".")[1] for module in modules}
@@ -89,6 +91,15 @@ class App:
                 if (place := next(those, None)) is not None:
                     found[package] = place
         return found
+
+    @property
+    def notes(self) -> list[str]:
+        """Return sentences on modules that were imported by other names, and on the scripts that are run."""
+        found = [self.misnamed] if self.misnamed else []
+        for name, place in self.renamed.items():
+            given = "the project's folder" if place == str(self.folder) else named(Path(place), self.folder)
+            found.append(f"It imports {name}, which is not here: {given} was imported.")
+        return found if self.scripts is None else [*found, self.scripts.in_words(self.folder)]
 
     @classmethod
     def of(cls, app: "App", **given: Any) -> Self:
@@ -133,31 +144,7 @@ class App:
                 server = usual_server(self.folder) if self.by_fedavg else self._loaded(self.server)
                 client = self._loaded_apart(self.client)
         except UserError as error:
-            cause = error.__cause__
-            said = str(error)
-            if isinstance(cause, ModuleNotFoundError):
-                name, package = cause.name or "a module", (cause.name or "").partition(".")[0]
-                lacks = "neither its folder nor this Python has: install what the app needs, or set PYTHONPATH to the"
-                lacks += " folder that holds it"
-                if "site-packages" in str(getattr(sys.modules.get(package), "__file__", "")) and package != name:
-                    lacks = f"the {package} here does not have: install the version of {package} that the app needs"
-                places = [each.filename for each in extract_tb(cause.__traceback__) if "importlib" not in each.filename]
-                if by := re.search(r"site-packages/(?!flwr/|fl_privacy/)(\w+)", places[-1]):
-                    lacks = f"imports {name}, which is not installed: install it, or the {by[1]} that the app asks for"
-                    name = by[1]
-                said = stops(self) or f"The app {self.name} imports {name}, which {lacks}."
-            wrong = str(cause) if isinstance(cause, SyntaxError) else ""
-            minor = 12 * ("f-string" in wrong) or 14 * ("types must be parenthesized" in wrong)
-            if minor > sys.version_info.minor:
-                said = (
-                    f"The app {self.name} is written for Python 3.{minor} or later ({in_one_line(cause or error)}), and"
-                    f" this is {platform.python_version()}: run fl-privacy with that Python."
-                )
-            if isinstance(cause, AttributeError | ImportError) and "flwr" in str(cause):
-                for each in holders(self.folder, "flwr", self.folder):
-                    copy = named(Path(each) / "flwr", self.folder)
-                    said += f" The copy of Flower in {copy} is not run: the installed one is."
-            raise UserError(said) from cause
+            raise UserError(self._why_not_loaded(error, stops)) from error.__cause__
         except OSError as error:
             if not isinstance(error, FileNotFoundError):  # such as a port that a sandbox has not
                 raise UserError(f"The app {self.name} raised {in_one_line(error)} on import; correct it.") from error
@@ -173,6 +160,35 @@ class App:
                 f" {type(server).__name__} and {type(client).__name__}; correct pyproject.toml."
             )
         return Started(server=server, client=client, nodes=self.nodes)
+
+    def _why_not_loaded(self, error: UserError, stops: Callable[["App"], str]) -> str:
+        cause, said = error.__cause__, str(error)
+        if isinstance(cause, ModuleNotFoundError):
+            name, package = cause.name or "a module", (cause.name or "").partition(".")[0]
+            lacks = "neither its folder nor this Python has: install what the app needs, or set PYTHONPATH to the"
+            lacks += " folder that holds it"
+            if "site-packages" in str(getattr(sys.modules.get(package), "__file__", "")) and package != name:
+                lacks = f"the {package} here does not have: install the version of {package} that the app needs"
+            places = [each.filename for each in extract_tb(cause.__traceback__) if "importlib" not in each.filename]
+            if by := re.search(r"site-packages/(?!flwr/|fl_privacy/)(\w+)", places[-1]):
+                lacks = f"imports {name}, which is not installed: install it, or the {by[1]} that the app asks for"
+                name = by[1]
+            said = stops(self) or f"The app {self.name} imports {name}, which {lacks}."
+        if absent := re.match(r"Unable to load attribute (\S+) from module (\S+)", str(cause)):
+            said = "The module {1} defines no {0}, which pyproject.toml names: correct the name there."
+            said = said.format(*absent.groups())
+        wrong = str(cause) if isinstance(cause, SyntaxError) else ""
+        minor = 12 * ("f-string" in wrong) or 14 * ("types must be parenthesized" in wrong)
+        if minor > sys.version_info.minor:
+            said = (
+                f"The app {self.name} is written for Python 3.{minor} or later ({in_one_line(cause or error)}), and"
+                f" this is {platform.python_version()}: run fl-privacy with that Python."
+            )
+        if isinstance(cause, AttributeError | ImportError) and "flwr" in str(cause):
+            for each in holders(self.folder, "flwr", self.folder):
+                copy = named(Path(each) / "flwr", self.folder)
+                said += f" The copy of Flower in {copy} is not run: the installed one is."
+        return said
 
     def _lend_renamed(self) -> None:
         for package, place in self.renamed.items():
@@ -383,7 +399,8 @@ def _read(folder: Path, path: str | Path) -> App:
 def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | None:
     """Return the references (``package.module:app``) to server and client app, with the right package.
 
-    It is the only folder that has both modules. ``None`` if there is not exactly one, or the named package exists.
+    It is the only folder that has both modules. ``None`` if there is not exactly one, or if the named package exists or
+    is ``folder`` itself.
     """
     (package, *inner), (of_client, *others) = (each.partition(":")[0].split(".") for each in references)
     if not package.isidentifier():
@@ -393,6 +410,9 @@ def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | N
         return None
     places = [each for each in holders(folder, inner[-1], folder) if Path(each, f"{others[-1]}.py").is_file()]
     if len(places) != 1 or not all(part.isidentifier() for part in Path(places[0]).relative_to(folder).parts):
+        return None
+    near = [file for path, file in parsed(folder).items() if [str(path.parent)] == places == [str(folder)]]
+    if any(isinstance(node, ast.ImportFrom) and node.level for file in near for node in ast.walk(file.tree)):
         return None
     before = "".join(f"{part}." for part in Path(places[0]).relative_to(folder).parts)
     server, client = (re.sub(r"^[\w.]*\.(?=\w+:)", lambda _: before, each) for each in references)

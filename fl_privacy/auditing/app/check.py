@@ -202,13 +202,14 @@ def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], lis
         return [app.scripts.server, *app.scripts.clients], []
     found, absent = [], []
     for reference in filter(None, (app.server, app.client)):
-        inner = Path(*reference.partition(":")[0].split("."))
-        roots = (app.folder, app.folder / "src")
-        places = [root / path for root in roots for path in (inner.with_suffix(".py"), inner / "__init__.py")]
+        package, *within = reference.partition(":")[0].split(".")
+        roots = (Path(app.renamed.get(package, app.folder / package)), app.folder / "src" / package)
+        inner = [root.joinpath(*within) for root in roots]
+        places = [path for each in inner for path in (each.with_suffix(".py"), each / "__init__.py")]
         there = next((path for path in places if path in files), None)
         if there is not None:
             found.append(there)
-        elif not any(path.exists() for path in places) and not is_importable(inner.parts[0]):
+        elif not any(path.exists() for path in places) and not is_importable(package):
             absent.append(f"{reference.partition(':')[0]} (of {reference})")
     return found, list(dict.fromkeys(absent))
 

@@ -169,6 +169,20 @@ class Defaults:
         return default if last in ("run_config", "environ", "os") else UNKNOWN
 
 
+def keys_read(trees: Iterable[ast.Module], holder: str) -> set[str]:
+    """Return the keys of the mapping ``holder``, such as ``run_config``, that code reads without testing for them."""
+    read, tested = set[object](), set[object]()
+    for unit in (node for tree in trees for node in ast.walk(tree) if isinstance(node, Function)):
+        nodes = [*ast.walk(unit)]
+        own = {holder, *(name for node in nodes for name, value in assigned(node) if _last(value) == holder)}
+        for node in nodes:
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _last(node.value) in own:
+                read.add(constant(node.slice))
+            elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+                tested.add(constant(node.left))
+    return {each for each in read - tested if isinstance(each, str)}
+
+
 def shown(test: ast.expr) -> str:
     """Return the source code of a condition, shortened."""
     text = " ".join(ast.unparse(test).split())

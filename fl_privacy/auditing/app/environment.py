@@ -26,8 +26,11 @@ from flwr.app import Context, Message
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app import lent
-from fl_privacy.auditing.app.bundle import App
+from fl_privacy.auditing.app.bundle import App, Config
 from fl_privacy.auditing.app.check import TABLES, reached_by
+from fl_privacy.auditing.app.defaults import keys_read
+from fl_privacy.auditing.app.scripts import usual_for
+from fl_privacy.auditing.app.stated import OptionsStated, filled
 from fl_privacy.auditing.clear_text.findings import Loaded
 from fl_privacy.auditing.instrument.fitted import Fitted, sklearn_lent
 from fl_privacy.auditing.instrument.program import tensors_in
@@ -239,6 +242,12 @@ def rounds_held(rounds: int | None) -> Iterator[dict[str, Any]]:
         yield taken
 
 
+_DECIMAL = re.compile(r"\d*\.\d+")
+_PLACES = (
+    (re.compile(r"(^|[-_])(dir|directory|folder|root)([-_]|$)"), "data"),
+    (re.compile(r"(^|[-_])(path|file)([-_]|$)"), "data.csv"),
+)
+
 _REPORTED: Mapping[str, Sequence[str]] = {
     "server": ("evaluate_metrics_serverapp", "losses_centralized", "metrics_centralized"),
     "clients' evaluation": ("evaluate_metrics_clientapp", "losses_distributed", "metrics_distributed"),
@@ -271,7 +280,33 @@ def configure(context: Context, partition: int, config: Mapping[str, Any], node_
     """Give a node the run config and its node config; ``{partition}`` in a text becomes ``partition``."""
     context.run_config = dict(config)
     for key, value in node_config.items():
-        context.node_config[key] = value.replace("{partition}", str(partition)) if isinstance(value, str) else value
+        context.node_config[key] = filled(value, partition, 1) if isinstance(value, str) else value
+        if value == "{partition}":
+            context.node_config[key] = partition
+
+
+def settled(app: App, config: Config, node_config: Config, nodes: int) -> tuple[Config, Config, list[str]]:
+    """Add keys that the app reads and nothing sets to its run config and node config, with stated or usual values.
+
+    Return both, and a sentence on each added key.
+    """
+    added, said, trees = [{**config}, {**node_config}], list[str](), [each.tree for each in reached_by(app)]
+    for holder, given in zip(("run_config", "node_config"), added, strict=True):
+        of_node, option = holder == "node_config", f"--{holder.replace('_', '-')}"
+        stated = OptionsStated(app.folder, app.folder).configured(option)
+        for key in sorted(keys_read(trees, holder) - given.keys() - {"partition-id", "num-partitions"}):
+            values = [*dict.fromkeys(stated.get(key, ()))]
+            text = f"{{partition:{'|'.join(values)}}}" if of_node and values[1:] else next(iter(values), None)
+            text = (
+                text
+                or usual_for(key.lower(), of_client=of_node)
+                or next((place for it, place in _PLACES if it.search(key)), None)
+            )
+            if text is not None:
+                text = text.replace("{nodes}", str(nodes))
+                given[key] = int(text) if text.isdecimal() else float(text) if _DECIMAL.fullmatch(text) else text
+                said.append(f"Nothing sets {key} of its {holder.replace('_', ' ')}: {text} was taken")
+    return added[0], added[1], said
 
 
 @contextmanager

@@ -280,7 +280,10 @@ def opened(drawing: Drawing, path: Path, mode: str) -> Any:
 
 
 def saved_by_torch(drawing: Drawing, path: object) -> Any:
-    """Return placeholder weights, or made-up examples if ``path`` does not name weights, for ``torch.load(path)``."""
+    """Return placeholder weights, or made-up examples if ``path`` does not name weights, for ``torch.load(path)``.
+
+    Examples are in a mapping if the code takes labels by their key from a loaded file.
+    """
     if OF_MODEL.search(Path(str(path)).stem):
         drawing.note(str(path), UNTRAINED, pretrained=True)
         return NoWeights()
@@ -290,6 +293,12 @@ def saved_by_torch(drawing: Drawing, path: object) -> Any:
     if drawing.colors and rows.dim() > 2:
         rows = rows.reshape(*rows.shape[:3], -1).movedim(3, 1) / 255
     drawing.note(str(path), f"{len(rows)} drawn examples")
+    if any(map(LABEL.search, drawing.keyed)):
+        own = (key for key in drawing.keyed if not OF_MODEL.search(key))
+        held = ((key, torch.tensor(array(drawing, f"{part} {key}", path))) for key in own)
+        found = NoWeights()  # a network may take it, too
+        found.update((key, drawn.float() if drawn.is_floating_point() else drawn) for key, drawn in held)
+        return found
     keys = [min(filter(kind.search, drawing.names), key=len, default="") for kind in (IMAGE, LABEL)]
     if all(keys) and drawing.uses("datasets", "flwr_datasets"):  # whose examples were saved, each by its columns
         return Saved(dict(zip(keys, each, strict=True)) for each in zip(rows, given.tolist(), strict=True))
@@ -338,7 +347,7 @@ def records(drawing: Drawing, path: Path) -> Path | None:
 
 
 def got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
-    """Return the path that Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` would, or placeholders.
+    """Return the path that Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` would, or placeholder.
 
     Nothing is downloaded. ``what``, ``origin``: first and second argument of either.
     """

@@ -194,6 +194,9 @@ class Drawing:
         modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
         modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
         self._imported = {name.partition(".")[0] for name in modules}
+        loads = {name for name, value in given if isinstance(value, ast.Call) and called(value) == "load"}
+        taken = (node for node in nodes if isinstance(node, ast.Subscript) and dotted(node.value) in loads - {""})
+        self.keyed = [*dict.fromkeys(key for node in taken for key in _names(constant(node.slice)))]
         self._functions = {each.name: each for each in nodes if isinstance(each, ast.FunctionDef)}
         for node in nodes:
             self._look(node, named, features, layers)
@@ -236,7 +239,7 @@ class Drawing:
         elif isinstance(node, ast.Call):
             pairs = self._look_at_call(node, layers)
         else:
-            pairs = [(name, constant(value)) for name, value in assigned(node)][::-1]
+            pairs = [(name, self._value(value)) for name, value in assigned(node)][::-1]
         for key, value in pairs:
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 named += [value] if _CLASSES.match(key) and value <= 1000 else []

@@ -30,7 +30,7 @@ from flwr.serverapp import ServerApp
 from fl_privacy.auditing.app.environment import state_kept
 from fl_privacy.auditing.app.lent import caller, code_of, is_installed
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, SourceFile, cells_of, holders, named, usual_for
-from fl_privacy.auditing.app.stated import OptionsStated
+from fl_privacy.auditing.app.stated import OptionsStated, filled
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
@@ -268,7 +268,7 @@ class ScriptRunner:
                     raise
 
     def _run_from_places(self, path: Path, arguments: Sequence[str], partition: int, nodes: int) -> _Calls:
-        words, self._words = [_filled(each, partition, nodes) for each in arguments], ""
+        words, self._words = [filled(each, partition, nodes) for each in arguments], ""
         first, second = str(path.parent), str(self.folder)
         places: list[tuple[str, ...]] = [(first, second)]
         places += [(second, first)] if first != second else []  # as `python -m` from the project's folder
@@ -406,7 +406,7 @@ class ScriptRunner:
         words, stored = key.lower().split("_"), re.search(r"database|db|dsn|sql|redis|mongo", key, re.IGNORECASE)
         names = [] if stored else ["_".join(words[n:]) for n in range(len(words))]  # no usual value stands for those
         usual = (usual_for(name, of_client=of_client) for of_client in (False, True) for name in names)
-        value = value or next((_filled(each, partition, nodes) for each in usual if each), None)
+        value = value or next((filled(each, partition, nodes) for each in usual if each), None)
         if value is None:
             self._unset.append(key)
             raise KeyError(key)
@@ -448,15 +448,7 @@ def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, pr
     asked[text] += 1
     if asked[text] > len(answers):
         raise UserError(f"The script asks {text.strip()!r} again and again, but no answer fits: run another script.")
-    return _filled(answers[asked[text] - 1], partition, nodes)
-
-
-def _filled(text: str, partition: int, nodes: int) -> str:
-    def value(found: re.Match[str]) -> str:
-        choices = found[2].split("|") if found[2] else []
-        return choices[partition % len(choices)] if choices else str(partition + int(found[1] or 0))
-
-    return re.sub(r"\{partition(?:\+(\d+))?(?::([^}]*))?\}", value, text).replace("{nodes}", str(nodes))
+    return filled(answers[asked[text] - 1], partition, nodes)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ _PAGES = ("*.md", "*.rst", "*.sh", "Dockerfile", "Makefile")
 _RUN = r"(?:(?<![\w-]){0}\.py|-m (?:[\w.]+\.)?{0}) ([^;&|\n]*)"
 _GIVEN = re.compile(r"""(?<!\S)(--?\w[\w-]*)[ =]+(["']?)((?:\./)?\w[\w./:-]{,200})\2(?![^\s`"')])""")
 _SET = re.compile(r"""^\s*(?:export|ENV)\s+(\w+)[= ](["']?)([\w./:-]{1,200})\2\s*$""", re.MULTILINE)
+_PAIR = re.compile(r"""([\w.-]+) *= *["']?([\w./:-]{1,200})""")
 _BLANK = "path file dir folder name n num number int float str value"
 _SETTINGS = re.compile(r"(^|[-_])(config|cfg|conf|settings|params)([-_](file|path))?$")
 _OF_SETTINGS = ("*.yaml", "*.yml", "*.json", "*.cfg", "*.ini", "*.conf")
@@ -56,6 +57,14 @@ class OptionsStated:
                 found.setdefault(name, []).extend(allowed([value], name.lower(), "", ()))
         return found
 
+    def configured(self, option: str) -> dict[str, list[str]]:
+        """Return each key that ``option``, such as ``--node-config``, sets in commands, with its values."""
+        found, quoted = dict[str, list[str]](), re.compile(rf"{option}[ =]+(['\"])(.+?)\1")
+        for _, given in chain.from_iterable(map(quoted.findall, self._pages.values())):
+            for key, value in _PAIR.findall(given):
+                found.setdefault(key, []).extend(allowed([value], key.lower(), "", ()))
+        return found
+
     @cached_property
     def _given(self) -> dict[str, list[str]]:
         own, found = re.compile(_RUN.format(re.escape(self.script.stem))), dict[str, list[str]]()
@@ -89,6 +98,19 @@ def _listed(folder: Path, names: Sequence[str]) -> Iterator[Path]:
             with suppress(OSError):
                 if not hidden and path.is_file() and path.resolve().is_relative_to(folder.resolve()):
                     yield path
+
+
+def filled(text: str, partition: int, nodes: int) -> str:
+    """Return ``text`` with a client's number and the number of clients for ``{partition}`` and ``{nodes}``.
+
+    ``{partition+1}`` counts from 1, and ``{partition:a|b}`` gives clients a and b in turn.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        choices = found[2].split("|") if found[2] else []
+        return choices[partition % len(choices)] if choices else str(partition + int(found[1] or 0))
+
+    return re.sub(r"\{partition(?:\+(\d+))?(?::([^}]*))?\}", value, text).replace("{nodes}", str(nodes))
 
 
 def allowed(values: Sequence[str | None], name: str, kind: str, choices: Sequence[object]) -> list[str]:
