@@ -115,8 +115,7 @@ def _hidden(network: Residual, own: Tensors, link: Link) -> tuple[Tensor, Tensor
 class _Front:
     """Slopes (B, O, P, Q) in front of a norm of B images, by normalized values that a ReLU's ``values`` show in part.
 
-    The others are unknown, and estimated from a guess of the convolution's inputs. All values of a channel have mean 0,
-    and a known variance, over all images. ``behind``: slopes of the norm's outputs.
+    The others are estimated from a guess of the convolution's inputs. ``behind``: slopes of the norm's outputs.
     """
 
     layer: Convolution
@@ -140,6 +139,7 @@ class _Front:
         self.known = torch.where(self.gates, (values - self.bias) / self.weight, 0)
         self.number = (~self.gates).sum((0, 2, 3), keepdim=True).clamp_min(1)
         self.center = -self._average(self.known)
+        # all values of a channel have mean 0, and a known variance, over all images
         share = self.places * variance / self.deviation.square() / self.number
         self.wanted = (share - self._average(self.known.square()) - self.center.square()).clamp_min(0)
         self.z = self._completed(torch.zeros_like(self.known))

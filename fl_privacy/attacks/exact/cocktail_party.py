@@ -1,8 +1,4 @@
-"""Reconstruct a batch's images from a fully connected first layer, by independent component analysis.
-
-The layer's gradients are G = D X^T and g = D 1, with X^T = A R for an orthonormal basis R (B, N) of the rows of G and
-an unknown mixing A (B, B).
-"""
+"""Reconstruct a batch's images from a fully connected first layer, by independent component analysis."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -43,8 +39,8 @@ def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) 
 def neighbors(images: Tensor) -> Tensor:
     """Return differences of neighboring pixels (V, B, n) in V victims' images (V, B, C, H, W).
 
-    Differences are taken in the gray image (mean of the channels) and in C - 1 channels minus gray, each scaled to mean
-    square 1.
+    Differences are taken in the gray image (mean of channels) and in C - 1 channels minus gray, scaled to mean square
+    1.
     """
     gray = images.mean(2, keepdim=True)
     kinds = [gray] if images.shape[2] == 1 else [gray, images[:, :, :-1] - gray]
@@ -110,6 +106,7 @@ def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: 
     (M,). ``projected``: R W^T (B, M) for the weight W. ``shift``: the layer's bias (M,).
     """
     # D^T = C A^-1 for the outputs' gradient D, zero at neurons silent for an image; C A^-1 1 = g gives sign and scale
+    # G = D X^T and g = D 1, with X^T = A R for the orthonormal basis R (B, N) of the rows of G
     rows, triangle = torch.linalg.qr(columns)
     mixing = start
     for number in timely(range(_ROUNDS)):

@@ -1,7 +1,4 @@
-"""Find the layer that the pixels enter, and solve for its inputs x; a fully connected layer has b x^T = W.
-
-W (V, M, N) and b (V, M) are the gradients of weight and bias of V victims, in double precision.
-"""
+"""Find the layer that the pixels enter, and solve for its inputs x; a fully connected layer has b x^T = W."""
 
 import math
 from collections.abc import Sequence

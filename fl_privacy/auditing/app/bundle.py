@@ -127,8 +127,8 @@ class App:
     def load(self, stops: Callable[["App"], str], drawing: "Drawing | None" = None) -> "Started":
         """Import server and client app, or run scripts until they would start Flower.
 
-        ``stops(app)`` returns why the app can't start, or "" if it can. ``drawing`` makes up missing data.
-        ``UserError`` if the code can't be imported, or is no app.
+        ``stops(app)`` returns why the app can't start, or "". ``drawing`` makes up data. ``UserError`` if it can't be
+        loaded.
         """
         from flwr.clientapp import ClientApp  # noqa: PLC0415
         from flwr.serverapp import ServerApp  # noqa: PLC0415
@@ -301,9 +301,8 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
     """Load the description of the app in a folder or bundle (.fab) without importing it.
 
     In a folder without Flower's app format, the app consists of the scripts that start Flower, or else of the only
-    folder inside that has the format. ``chosen``: options of ``find_scripts``; if they name a script, the folder's app
-    format is ignored. A true option ``network`` skips the search for scripts. ``UserError`` if ``path`` is no Flower
-    app.
+    folder inside that has the format. ``chosen``: options of ``find_scripts``; a given script, or ``network=True`` for
+    no search, has priority over the app format. ``UserError`` if ``path`` is no Flower app.
     """
     place = expanded(path).absolute()
     if (chosen or {}).get("network") and place.is_dir():
@@ -397,10 +396,9 @@ def _read(folder: Path, path: str | Path) -> App:
 
 
 def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | None:
-    """Return the references (``package.module:app``) to server and client app, with the right package.
+    """Return the references (``package.module:app``) to both apps, by the only folder that has both modules.
 
-    It is the only folder that has both modules. ``None`` if there is not exactly one, or if the named package exists or
-    is ``folder`` itself.
+    ``None`` if not exactly one folder fits, or the named package exists or is ``folder`` itself.
     """
     (package, *inner), (of_client, *others) = (each.partition(":")[0].split(".") for each in references)
     if not package.isidentifier():
