@@ -359,7 +359,9 @@ def _ranges(
         if found is None:
             return [torch.zeros(1, 1, 1)], [torch.ones(1, 1, 1)], ("Pixels enter the network unnormalized, in [0, 1].",)
         mean, std = (torch.tensor(v).view(-1, 1, 1).expand(channels, 1, 1).clone() for v in (found.mean, found.std))
-        said = f"Pixels are normalized before the network: {found.in_words()}, inferred from the darkest and brightest."
+        said = (
+            f"Pixels are normalized before the network: {found.in_words()}, inferred from the least and largest values."
+        )
         return [-mean / std], [1 / std], (said,)
     low, scale = [], []
     for truth in truths:

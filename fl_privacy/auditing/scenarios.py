@@ -301,7 +301,7 @@ class Scenarios:
         if self.attack_within is None or number >= EVALUATIONS["quick"]:
             return self.attack, ()
         return self.attack_within(number), (
-            f"The attack had {number} evaluations an upload, fewer than it needs; a larger --seconds may help.",
+            f"The attack made {number} of {EVALUATIONS['quick']} evaluations an upload; a larger --seconds may help.",
         )
 
     def _whole(self, observation: Observation, attack: ReconstructionAttack) -> Reconstruction:
@@ -400,7 +400,7 @@ class Scenarios:
         # other clients' examples may differ in kind, which would make guesses at no example look right
         loaded = own if total > number else [*own, *others]
         answer = score([problem], [guess], loaded, self.seed, *guesses[1:])
-        drawn = f" of {total} examples: first those that equal a guess, then random ones. Shares are of the guesses"
+        drawn = f" of {total} examples: those that equal a guess, then random ones"
         sample = drawn if total > number else " examples"
         scored = f"{assumed} Its guesses are compared with {number}{sample}."
         return replace(answer, notes=(*_notes(problems[0], observations[0], guesses), scored, *hurried))
@@ -429,7 +429,7 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
         of = len(observation.sent.parameters)
         said.append(f"{missing} of {of} parameters do not leave the client, or do not train.")
     by = sorted({guess.member for guess in guesses if guess.member})
-    return (*said, *(f"The attack {member} made best guesses." for member in by))
+    return (*said, *(f"The best guesses are those of the attack: {member}." for member in by))
 
 
 def entered_apart(observation: Observation) -> Tensor:

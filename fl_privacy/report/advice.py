@@ -43,7 +43,6 @@ ONCE = (
     "Clients that train on the same examples for many rounds send them many times, which was not attacked here, and"
     " what a defense draws anew each time, such as noise, averages out."
 )
-"""Limit of sweeps and benchmarks, which attack one upload of each example."""
 
 
 @cache
@@ -57,7 +56,7 @@ def noise_to_try(kind: str) -> tuple[str, str]:
         return "dp_noise defense.scale=0.1", ""
     best = max(unread, key=attrgetter("accuracy"))
     words = " ".join(best.overrides).removeprefix("defense=")
-    return words, f"; on {name} it took accuracy from {percent(measured[0].accuracy)} to {percent(best.accuracy)}"
+    return words, f"; on {name}, accuracy was {percent(best.accuracy)} with it, {percent(measured[0].accuracy)} without"
 
 
 def advice_from(
@@ -234,7 +233,6 @@ _STRONGER: Mapping[Threat, Mapping[Threat, str]] = {
     "adaptive": {"malicious": "a malicious server"},
     "malicious": {},
 }
-"""Threat -> stronger threats and their names."""
 
 
 def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threat) -> list[str]:

@@ -17,6 +17,7 @@ from fl_privacy.report.audit_parts import UP, Captured, CountedLeak, Line, Sever
 from fl_privacy.report.bars import SHORT, Bar, bars_of, bars_of_questions, best_of, paired
 from fl_privacy.report.gallery import data_uri
 from fl_privacy.report.page import render
+from fl_privacy.report.words import share_interval
 from fl_privacy.runs.folder import Verdict
 from fl_privacy.runs.folder.leakage import AttackedUploads
 from fl_privacy.runs.folder.verdict import LEAK, OPEN, Tone
@@ -26,7 +27,7 @@ MOST_CLEAR, MOST_FIGURES = 3, 4  # bars of data in the clear at the head of the 
 KINDS = {"image": "image", "row": "row", "node": "node", "graph": "node", "text": "text", "other": "example"}
 ASKED = ("one", "batch", "later")  # scenarios whose uploads clients are asked for
 MEMBERSHIP = ("members", "participants")  # questions on who took part
-_DRAWN = "drawn examples or networks, and the app's own may leak more or less"
+_DRAWN = "random examples or networks in place of the app's own, which may leak more or less"
 NOT_TESTED = "The app's protections, such as differential privacy or secure aggregation, were not tested"
 _NO_GUARANTEE = ": this describes these attacks and is no guarantee"
 
@@ -83,9 +84,9 @@ class AuditRecord:
 
     @property
     def further(self) -> list[str]:
-        own = self._own_not_attacked
         drawn = [NOT_TESTED if self.network_alone else f"This is of {_DRAWN}"] if self.drawn else []
-        return [*drawn, *self.also, *([self.when] if own and any(step.leaks for step in self.steps) else [])]
+        leaks = self._own_not_attacked and any(step.leaks for step in self.steps)
+        return [*drawn, *self.also, *([self.when] if leaks else [])]
 
     @property
     def also(self) -> list[str]:
@@ -133,26 +134,26 @@ class AuditRecord:
         person = ["Yes: data are sent in the clear"] if self._of("data") else []
         if any(step.leaks for step in self.steps):
             alone = "Not tested for the app. With plain SGD, examples were reconstructed from its network's uploads"
-            own = "Yes: the examples themselves were reconstructed, from uploads like those with red bars"
-            person.append(alone if self.network_alone else own)
+            person.append(alone if self.network_alone else self._examples_reconstructed)
         elif self._unjudged:
             person.append("Not known: compare the guesses with your own records")
         if any(one.question == "continued" and one.leaks for one in self.aggregate):
             person.append("Yes: the final model completes texts of clients word for word")
-        for one, estimate in sorted(members, key=lambda pair: not pair[0].leaks)[:1]:
+        for one, estimate in sorted(members, key=lambda pair: not pair[0].leaks):
             control = f"; control {one.control.value:.2f}" if isinstance(one.control, Estimate) else ""
             figure = f"({estimate.value:.2f}{control})"
-            no_better = f"no better than chance {figure}, though other attacks may succeed"
-            better = f"better than guessing does {figure}" if one.leaks else no_better
-            person.append(f"The whole training's uploads reveal it {better}")
+            no_better = f"not clearly better than chance {figure}, though other attacks may succeed"
+            who = "The final model reveals" if one.observer == "outsider" else "The whole training's uploads reveal"
+            person.append(f"{who} it {f'better than guessing does {figure}' if one.leaks else no_better}")
         person += [f"This is of {_DRAWN}"] if self.drawn and person else []
         found_none = "these attacks found no leak, which is no guarantee"
         approval = f"Not by this page alone: {found_none}"
-        if self.tone == LEAK:
+        if self.network_alone:
+            approval = "Not by this page: the app's own training was not audited"
+        elif self.tone == LEAK:
             approval = "Not as it is: defend the clients, and audit again"
-            approval = "Not by this page: the app's own training was not audited" if self.network_alone else approval
             approval = f"Not even with {self.defense}, whose uploads still leak" if self.defense else approval
-        elif self.network_alone or self.broken or self.going_on or not (self.uploads_attacked or members):
+        elif self.broken or self.going_on or not (self.uploads_attacked or members):
             approval = "Not by this page: it does not show what uploads reveal about single examples"
         elif self.before is not None and self.before.tone == LEAK:
             approval = f"Not without {self.defense}; with it{self.covers}, {found_none}"
@@ -163,9 +164,21 @@ class AuditRecord:
         return list(zip(asked, (". ".join(person) or untested, approval), strict=True))
 
     @property
+    def _examples_reconstructed(self) -> str:
+        best = max((step for step in self.steps if step.leaks), key=attrgetter("share"))
+        own = next((step for step in self.steps if step.scenario.name == "all"), None)
+        if best.scenario.name not in ASKED or (own is not None and own.leaks):
+            return "Yes: the examples themselves were reconstructed, from uploads like those with red bars"
+        rest = "; the app's own upload was not attacked"
+        if own is not None and own.counts is not None and own.counts.judged:
+            within = share_interval(own.counts.shown_interval)
+            rest = f", and {own.counts.read} of {own.counts.judged} (95 % interval {within}) from the app's own upload"
+        return f"Yes: {_read(best)[0].lower()}{_read(best)[1:]}, which only the audit asked for{rest}"
+
+    @property
     def next_step(self) -> str:
         if self.network_alone:
-            return "Solve the problem named first, and audit the app's own training"
+            return "Fix the problem named above, and audit the app's own training"
         if found := self._of("data") or ([] if self.tone == LEAK or self.broken else self._of("facts")):
             accepted = "" if found[0].severity == "data" else ", or decide that it may leave"
             fewer = "Send fewer trees, with a coarser max_bin (docs/trees.md), or decide that these facts may leave"
@@ -178,7 +191,7 @@ class AuditRecord:
         step = self.shown_first
         if self.subject == "app" and step is not None and step.leaks and step.scenario.name in ASKED:
             defense, cost = noise_to_try(step.kind)
-            return f"Repeat this audit with --with-defense '{defense}' to compare both{cost} (docs/defend.md)"
+            return f"Repeat this audit with --with-defense '{defense}' to compare both{cost} (docs/choose.md)"
         if self.tone == LEAK or self._unjudged:
             look = "Look at the reconstructions, or give the site's own examples by --data to get figures and a control"
             observers = {one.observer for one in self.answers if one.leaks}
@@ -209,10 +222,8 @@ class AuditRecord:
             return said
         why = re.split(r"\. (?=[A-Z])|; --debug", self.not_audited, maxsplit=1)[0].rstrip(".")
         why = f": {why.replace('The ', 'the ', 1) if why.startswith('The ') else why}" if why else ""
-        return (
-            f"The project's own training was not audited{why}. Its network {self.network_alone}:"
-            f" {said[0].lower()}{said[1:]}"
-        )
+        said = f"{said[0].lower()}{said[1:]}"
+        return f"The project's own training was not audited{why}. Its network {self.network_alone}: {said}"
 
     @property
     def _own_headline(self) -> str:
@@ -270,10 +281,8 @@ class AuditRecord:
             failed = "All attacks on single examples failed: nothing is known about them"
             return "No upload has been attacked yet" if self.going_on else failed
         if self.measured:
-            return (
-                "No single example was attacked, and uploads revealed no more about clients than guessing does: this"
-                " describes these attacks and is no guarantee"
-            )
+            said = "No single example was attacked, and uploads revealed no more about clients than guessing does"
+            return f"{said}{_NO_GUARANTEE}"
         asked = "no client sent" if self.lines else "the server asked no client for"
         nothing = f"Nothing to audit: {self.silence or f'{asked} anything'}"
         listed = "" if self.network_alone else "; everything that is sent is listed below"
@@ -342,15 +351,14 @@ def _revealed(answers: Sequence[Answer], server: str) -> list[str]:
         for one in (one for one in answers if one.observer == who):
             assert one.estimate is not None and isinstance(one.control, Estimate)
             title = QUESTIONS[one.question].title
-            name = title[0].lower() + title[1:]
-            parts.append(f"{name} ({one.estimate.value:.2f}; control {one.control.value:.2f})")
+            parts.append(f"{title[0].lower()}{title[1:]} ({one.estimate.value:.2f}; control {one.control.value:.2f})")
         several = [", ".join(parts[:-1])] if len(parts) > 1 else []
         sentences += [f"{subject} {' and '.join([*several, *parts[-1:]])}"] if parts else []
     return sentences
 
 
 def _single_words(step: Answer) -> int:
-    if step.kind not in _READ_IN_WORDS:
+    if step.kind != "text":
         return 0
     pairs = [(set(one.original), set(one.guess or ())) for one in step.shown if one.original is not None]
     right = sum(len(truth & guess) for truth, guess in pairs)
@@ -363,13 +371,12 @@ def _read(step: Answer) -> str:
     counts, what = step.counts, KINDS[step.kind]
     assert counts is not None
     of = f"{counts.read} of {_number(counts.judged, what)}"
-    who = OBSERVERS[step.observer]
-    how = f"{who} reconstructed"
+    how = f"{OBSERVERS[step.observer]} reconstructed"
     of += {"node": ", given all edges,", "graph": " with all their edges, none given,"}.get(step.kind, "")
     if step.scenario.source:
         return f"{how} {of} from {step.scenario.source}"
-    if step.kind in _READ_IN_WORDS:
-        how = f"{who} reconstructed the words of"
+    if step.kind == "text":
+        how += " the words of"
         of = of if step.scenario.examples == 1 else f"{counts.read} of {_number(counts.judged, 'upload')}"
     number, later = step.scenario.examples, ", in the last round" if step.scenario.name == "later" else ""
     made = "one example" if number == 1 else f"{number} examples"
@@ -380,7 +387,6 @@ OTHERS: Mapping[str, Mapping[str, str]] = shipped(__file__, "other_observers.jso
 """Observers other than the server -> what they learn, what they need for it, and what prevents it."""
 
 OBSERVERS: Mapping[str, str] = {"server": "The server", "another_site": "Another site", "outsider": "Everybody"}
-"""Observer of an answer -> its name as a subject."""
 
 
 def _number(number: int, what: str) -> str:
@@ -392,7 +398,6 @@ UPLOADS: Mapping[AttackedUploads, str] = {
     AttackedUploads.TRAINING: "updates of the training itself",
     AttackedUploads.SERVER: "uploads of one image each that the server computed itself, undefended",
 }
-"""Origin of attacked uploads -> description."""
 
 
 def audit_of_run(name: str, verdict: Verdict, site: tuple[Counts, int] | None = None) -> AuditRecord:
@@ -415,8 +420,7 @@ def audit_of_run(name: str, verdict: Verdict, site: tuple[Counts, int] | None = 
         labels = None if right is None else (round(right.mean * right.n), right.n)
         answers.append(Answer(scenario=scenario, kind="image", counts=one.counts, labels=labels, among=len(found)))
     if site is not None:
-        others = site[1] - 1
-        title = "Another site: " + ("the other's upload" if others == 1 else f"the mean of {others} uploads")
+        title = "Another site: " + ("the other's upload" if site[1] == 2 else f"the mean of {site[1] - 1} uploads")
         scenario = Scenario(name="site", title=title, uploads=title)
         answers.append(Answer(scenario=scenario, kind="image", counts=site[0], observer="another_site", among=1))
     return AuditRecord(app=name, answers=answers)
@@ -451,12 +455,12 @@ def _bars(page: AuditRecord) -> list[Bar]:
     for one in page.findings:
         if one.severity == "data":
             title, share = f"In the clear: {one.what}", one.times / one.of if one.of else None
-            said = f"{one.times} of {one.of}"
-            clear.append(Bar(title=title, figure=said, aside=f"replies to {one.kind}", red=True, share=share))
+            figure, aside = f"{one.times} of {one.of}", f"replies to {one.kind}"
+            clear.append(Bar(title=title, figure=figure, aside=aside, red=True, share=share))
     scenarios = bars_of(page.answers)
     if (step := page.shown_first) is not None and step.leaks:
         place = sorted(page.steps, key=lambda one: one.scenario.name == "all").index(step)
-        best = _views(step, best_of(step, in_words=step.kind in _READ_IN_WORDS))
+        best = _views(step, best_of(step, in_words=step.kind == "text"))
         scenarios[place] = replace(scenarios[place], kind=step.kind, best=best)
     return [*clear[:MOST_CLEAR], *scenarios]
 
@@ -492,6 +496,3 @@ def _words(one: Any) -> dict[str, Any]:
 
 
 _VIEWS: dict[str, Callable[[Any], dict[str, Any]]] = {"image": _picture, "row": _row, "node": _row, "text": _words}
-"""Kind of examples -> function that makes the view of one example."""
-
-_READ_IN_WORDS = {"text"}  # kinds whose single words are reconstructed

@@ -256,7 +256,7 @@ def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
     }
     (low, high), apart = counts.interval, ""
     if counts.identified:
-        blurred = "" if psnr and psnr.min >= CLEAR else ", perhaps only after both are blurred; it may look different"
+        blurred = "" if psnr and psnr.min >= CLEAR else " (compared as they are, or blurred); it may look different"
         apart = f" Identified: the guess is nearer to the original than to all other {kind}s{blurred}."
     return (
         f"Reconstructed: {', '.join(way for way, number in ways.items() if number)}.{apart} With 95 %"

@@ -271,8 +271,8 @@ def describe_app(
     lines = [
         "The server is honest but curious: it follows the protocol and analyzes what it receives. The clients are those"
         " of the app.",
-        "The attacker knows the architecture, the values each client was sent, and the local plan as given or as"
-        " inferred from the updates; no labels, no other images.",
+        "The attacker knows the architecture, the values each client was sent, and how clients train, as given or"
+        " as inferred from the updates; no labels, no other images.",
     ]
     if observations:
         model = observations[0].model

@@ -61,7 +61,7 @@ def describe_threats(setup: Setup) -> list[str]:
     if plan.frozen:
         lines.append(f"Neither trained nor uploaded: {', '.join(plan.frozen)}.")
     lines += _OF_MODEL.get(modality_of(model), lambda model, plan: [])(model, plan)
-    lines.append("The attacker knows the architecture, the values each client was sent, and the local plan.")
+    lines.append("The attacker knows the architecture, the values each client was sent, and how clients train.")
     lines += knowledge.describe(modality_of(model))
     if knowledge.defense is not None:
         lines.append("That is the adaptive attacker; a plain one that knows nothing of the defense attacks as well.")

@@ -107,7 +107,7 @@ def test_missing_data_are_drawn_and_the_page_says_so(tmp_path: Path, kind: str) 
     assert not record["problems"], record["problems"]
     assert record["rungs"] and record["rungs"][0]["counts"]["judged"] == 2
     page = session.page.read_text()
-    assert "data were not here but drawn" in page
+    assert "data were not here; random ones stand in" in page
     without = AppAuditRequest(out=tmp_path / "out2", victims=1, clients=1, seconds=0.1)
     if kind == "pandas":
         with pytest.raises(Exception, match=r"heart\.csv"):
@@ -282,7 +282,7 @@ def test_missing_weights_leave_a_network_as_it_begins_and_the_page_says_so(tmp_p
         assert torch.equal(net.weight, before)
         said = drawing.in_words()
         assert said.startswith("The pretrained parts were not here") and said.count("net.pth and 1 more") == 1
-        assert "let through is the app's" not in said, "its network is not the app's"
+        assert "uploads are the app's" not in said, "its network is not the app's"
         images, labels = torch.load("client_0_train.pt")[:4]
         assert images.shape == (4, 1, 28, 28) and labels.tolist() == [0, 1, 0, 1]
         net.load_state_dict(torch.load("round_3.pt"))

@@ -87,7 +87,7 @@ def test_the_first_line_names_attack_knowledge_and_odds_in_its_basis(tmp_path: P
     basis = headline_of(verdict_of(read_run(kinds.attack(tmp_path)))).basis
     assert basis == (
         "Reconstructed: 6 identified among 1,000 other images. Identified: the guess is nearer to the original than to"
-        " all other images, perhaps only after both are blurred; it may look different. With 95 %"
+        " all other images (compared as they are, or blurred); it may look different. With 95 %"
         " confidence, this attack reconstructs 54 to 100 % of such images. Attack: inverting_gradients (4,800"
         " iterations), run by an honest-but-curious server, on one upload per image, with an image prior (total"
         " variation)."
@@ -145,7 +145,7 @@ def test_a_normal_distribution_is_learned_from_as_many_images_as_attacks_ask_for
 
 
 def test_smoothness_against_noise_is_a_prior_and_unknown_settings_name_none() -> None:
-    said = "Among the images that fit it prefers smooth ones (total variation)."
+    said = "Among the images that fit, it prefers smooth ones (total variation)."
     records = [{"kind": "attack", "round": 1, "countermeasures": [said]}]
     known, own = ({"_target_": f"{module}.dlg", "lr": 1} for module in ("fl_privacy.attacks", "mine"))
     for attack, prior in ((known, f", {SMOOTH})"), (own, ""), ({"name": "mine"}, "")):

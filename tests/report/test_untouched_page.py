@@ -18,7 +18,7 @@ from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.audit_file import PAGE
 from fl_privacy.report.audit_page import AuditRecord, render_audit
 from fl_privacy.report.audit_parts import CountedLeak, Line
-from fl_privacy.report.bars import bar_of_counts, best_of, paired
+from fl_privacy.report.bars import bar_of_counts, bars_of_questions, best_of, paired
 from tests.flower.untouched_apps import PLAIN, write
 
 LATE = "no time was left of 30 seconds; --seconds gives more"
@@ -226,14 +226,21 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     found = replace(guessed, value=0.9, low=0.85, high=0.95)
     leaking = replace(members, estimate=found, control=guessed)
     assert answers(answers=[step("One", 2)]) == [
-        "Yes: the examples themselves were reconstructed, from uploads like those with red bars",
+        "Yes: the server reconstructed 2 of 2 images from uploads of one example in one step, which only the audit"
+        " asked for; the app's own upload was not attacked",
         "Not as it is: defend the clients, and audit again",
     ]
     assert answers(answers=[step("One", 0), members]) == [
-        "The whole training's uploads reveal it no better than chance (0.52; control 0.50), though other attacks may"
-        " succeed",
+        "The whole training's uploads reveal it not clearly better than chance (0.52; control 0.50), though other"
+        " attacks may succeed",
         "Not by this page alone: these attacks found no leak, which is no guarantee",
     ]
+    own = step("All its examples in all its steps", 0)
+    assert "only the audit asked for, and 0 of 2 (95 % interval up to" in answers(answers=[step("One", 2), own])[0]
+    assert "red bars" in answers(answers=[step("One", 2), replace(own, counts=step("All", 2).counts)])[0]
+    final = replace(members, question="participants", observer="outsider")
+    both = answers(answers=[members, final])[0]
+    assert "whole training's uploads reveal it not" in both and "The final model reveals it not" in both
     continued = replace(leaking, question="continued", control=replace(guessed, value=0.0))
     assert answers(answers=[step("One", 0), members, continued])[0].startswith("Yes: the final model completes texts")
     fact = CountedLeak(severity="facts", what="classes", where="m/n", why="y", kind="train", times=1, of=2)
@@ -242,7 +249,7 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     assert answers(answers=[step("One", 0)], defense="dp_noise", before=red)[1].startswith("Not without dp_noise; with")
     assert answers(answers=[step("One", 2)], defense="dp_noise", before=gray)[1].startswith("Not even with dp_noise")
     drawn = AuditRecord(app="a", answers=[step("One", 0), members], lines=[LINE], drawn=True)
-    assert "drawn examples or networks" in drawn.officer[0][1] and "drawn examples or networks" in drawn.further[0]
+    assert "random examples or networks" in drawn.officer[0][1] and "random examples or networks" in drawn.further[0]
     said, approval = answers(answers=[step("One", 0), leaking])
     assert (
         "better than guessing does (0.90; control 0.52)" in said and "no better" not in said and "Not as it" in approval
@@ -250,6 +257,14 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     assert answers(answers=[step("One", None, reason=LATE)]) == [
         "Not tested", "Not by this page: it does not show what uploads reveal about single examples",
     ]  # fmt: skip
+
+
+def test_a_gray_figure_whose_interval_lies_above_its_control_says_why() -> None:
+    near = Estimate(value=0.6, low=0.52, high=0.67, chance=0.5)
+    one = Answer(question="members", estimate=near, control=replace(near, value=0.48))
+    assert not one.leaks and "gray, since chance" in bars_of_questions([one])[0].numbers
+    for found in (replace(near, low=0.57, high=0.63), replace(near, low=0.49)):
+        assert "gray, since" not in bars_of_questions([replace(one, estimate=found)])[0].numbers
 
 
 def test_only_the_scenario_of_the_headline_is_unfolded() -> None:

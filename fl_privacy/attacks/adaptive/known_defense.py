@@ -237,14 +237,14 @@ def _clip(clip: effects.Clipped, unit: float, std: float | None, setting: Attack
 
 
 def _prefer_smooth(setting: AttackSetting, share: float) -> list[Countermeasure]:
-    sentence = "Among the images that fit it prefers smooth ones (total variation)."
+    sentence = "Among the images that fit, it prefers smooth ones (total variation)."
     return [] if setting.smooths else [Countermeasure(sentence=sentence, smoothness=share)]
 
 
 def _smooth_away(setting: AttackSetting) -> list[Countermeasure]:
     if not setting.pixels:
         return []
-    sentence = "Among the images that fit it prefers those as smooth as the noise calls for (total variation)."
+    sentence = "Among the images that fit, it prefers smoother ones if there is more noise (total variation)."
     return [Countermeasure(sentence=sentence, smoothness=0.0 if setting.smooths else BLURRED, noisy=True)]
 
 

@@ -450,8 +450,7 @@ class AppAudit(AuditSession):
         lede = f"{self.name} ran unmodified, with {nodes} client{'s' * (nodes != 1)} in one process"
         lede += f" over {rounds} round{'s' * (rounds != 1)}." if rounds else "."
         if self.answers and (attacked := len({node for node, _ in grid.answers})):
-            several = "1 client" if attacked == 1 else f"{attacked} clients"
-            lede += f" An honest-but-curious server then asked {several} for uploads of a few examples each."
+            lede += f" The audit then had {attacked} client{'s' * (attacked != 1)} upload also a few examples each."
         if self.defense is not None:
             covers = grid.covers() or " on every reply"
             lede += f" It ran twice: without a defense, and with {settings_in_words(self.defense.parts)}{covers}."

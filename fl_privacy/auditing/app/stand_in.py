@@ -352,9 +352,8 @@ class Drawing:
         each = (f"{drawn} in place of {firsts[drawn]}" + f" and {n - 1} more" * (n > 1) for drawn, n in times.items())
         kinds = {"clients' data": self.of_clients(), "pretrained parts": self._pretrained}
         what = " and ".join(kind for kind, found in kinds.items() if found)
-        rest = "What the network, its training and its uploads let through is the app's; how real examples look is not"
-        rest = "The app's own may leak more or less" if self._pretrained else rest
-        said = f"The {what} were not here but drawn: {'; '.join(each)}. {rest}, so that counts and accuracy may differ."
+        whose = "The app's own" if self._pretrained else "Network, training and uploads are the app's; real examples"
+        said = f"The {what} were not here; random ones stand in: {'; '.join(each)}. {whose} may leak more or less."
         return said if self.asked else ""
 
     def saved(self, path: object) -> Any:
