@@ -127,8 +127,7 @@ class App:
     def load(self, stops: Callable[["App"], str], drawing: "Drawing | None" = None) -> "Started":
         """Import server and client app, or run scripts until they would start Flower.
 
-        ``stops(app)`` returns why the app can't start, or "". ``drawing`` makes up data. ``UserError`` if loading
-        fails.
+        ``stops(app)``: why the app can't start, or "". ``drawing`` makes up data. ``UserError`` if loading fails.
         """
         from flwr.clientapp import ClientApp  # noqa: PLC0415
         from flwr.serverapp import ServerApp  # noqa: PLC0415
