@@ -380,8 +380,7 @@ def _loss(
 ) -> tuple[int | None, Loss, Tensor | None]:
     """Separate a recorded ``program`` into network and loss; return the network's output id, the loss, its targets.
 
-    If impossible, id and targets are ``None``; the network outputs the loss. ``variables``: ids of inputs to
-    reconstruct.
+    If impossible, id and targets are ``None``; the network outputs the loss. ``variables``: ids of attacked inputs.
     """
     modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
     made = {number for place in modules for number in program.calls[place].outputs}

@@ -347,7 +347,7 @@ def records(drawing: Drawing, path: Path) -> Path | None:
 
 
 def got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
-    """Return the path that Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` would, or placeholder.
+    """Return the path, or a placeholder, like Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)``.
 
     Nothing is downloaded. ``what``, ``origin``: first and second argument of either.
     """
