@@ -358,7 +358,7 @@ def _revealed(answers: Sequence[Answer], server: str) -> list[str]:
 
 
 def _single_words(step: Answer) -> int:
-    if step.kind != "text":
+    if step.kind not in _READ_IN_WORDS:
         return 0
     pairs = [(set(one.original), set(one.guess or ())) for one in step.shown if one.original is not None]
     right = sum(len(truth & guess) for truth, guess in pairs)
@@ -375,7 +375,7 @@ def _read(step: Answer) -> str:
     of += {"node": ", given all edges,", "graph": " with all their edges, none given,"}.get(step.kind, "")
     if step.scenario.source:
         return f"{how} {of} from {step.scenario.source}"
-    if step.kind == "text":
+    if step.kind in _READ_IN_WORDS:
         how += " the words of"
         of = of if step.scenario.examples == 1 else f"{counts.read} of {_number(counts.judged, 'upload')}"
     number, later = step.scenario.examples, ", in the last round" if step.scenario.name == "later" else ""
@@ -460,7 +460,7 @@ def _bars(page: AuditRecord) -> list[Bar]:
     scenarios = bars_of(page.answers)
     if (step := page.shown_first) is not None and step.leaks:
         place = sorted(page.steps, key=lambda one: one.scenario.name == "all").index(step)
-        best = _views(step, best_of(step, in_words=step.kind == "text"))
+        best = _views(step, best_of(step, in_words=step.kind in _READ_IN_WORDS))
         scenarios[place] = replace(scenarios[place], kind=step.kind, best=best)
     return [*clear[:MOST_CLEAR], *scenarios]
 
@@ -495,4 +495,5 @@ def _words(one: Any) -> dict[str, Any]:
     return {"right": len(truth & guess), "there": len(truth), "wrong": len(guess - truth), "read": one.reconstructed}
 
 
+_READ_IN_WORDS = {"text"}  # kinds whose single words are reconstructed
 _VIEWS: dict[str, Callable[[Any], dict[str, Any]]] = {"image": _picture, "row": _row, "node": _row, "text": _words}

@@ -1,6 +1,5 @@
 """Prepare the place where an app runs: data sets by hub name, its files, a working folder, moved names of Flower."""
 
-import copy
 import importlib
 import importlib.util
 import inspect
@@ -15,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -307,20 +305,6 @@ def settled(app: App, config: Config, node_config: Config, nodes: int) -> tuple[
                 given[key] = int(text) if text.isdecimal() else float(text) if _DECIMAL.fullmatch(text) else text
                 said.append(f"Nothing sets {key} of its {holder.replace('_', ' ')}: {text} was taken")
     return added[0], added[1], said
-
-
-@contextmanager
-def state_kept(clients: Sequence[object]) -> Iterator[None]:
-    """Restore the networks and optimizers that ``clients`` hold when the block ends."""
-    holders = chain(clients, *(getattr(client, "__dict__", {}).values() for client in clients))
-    inner = chain.from_iterable(getattr(h, "__dict__", {}).values() for h in holders if not isinstance(h, type))
-    parts = (each for each in inner if isinstance(each, torch.nn.Module | torch.optim.Optimizer))
-    held = [(each, copy.deepcopy(each.state_dict())) for each in parts]
-    try:
-        yield
-    finally:
-        for each, state in held:
-            each.load_state_dict(state)
 
 
 def last_line_of(reply: Message, unknown: str = "an error") -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -480,3 +482,17 @@ def replaced(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None
         yield
     finally:
         setattr(owner, name, original)
+
+
+@contextmanager
+def state_kept(clients: Sequence[object]) -> Iterator[None]:
+    """Restore the networks and optimizers that ``clients`` hold when the block ends."""
+    holders = chain(clients, *(getattr(client, "__dict__", {}).values() for client in clients))
+    inner = chain.from_iterable(getattr(h, "__dict__", {}).values() for h in holders if not isinstance(h, type))
+    parts = (each for each in inner if isinstance(each, nn.Module | torch.optim.Optimizer))
+    held = [(each, copy.deepcopy(each.state_dict())) for each in parts]
+    try:
+        yield
+    finally:
+        for each, state in held:
+            each.load_state_dict(state)
