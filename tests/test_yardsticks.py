@@ -13,7 +13,7 @@ from tests.test_shape import ROOT
 
 CEILINGS = {
     "things at the top of the package": 20,
-    "lines of the package": 92_706,
+    "lines of the package": 92_661,
     "files": 416,
     "private helpers of at most 6 lines, called once": 59,
     "public class names with two homes": 1,

@@ -14,8 +14,7 @@ _MOST_COMPONENTS, _MOST_IMAGES = 600, 5000
 
 FEWEST = 50  # fewest public images for a prior
 
-_OF_CLASS = 0.5
-"""Weight of a class's own covariance; the rest is the covariance of all classes around their means."""
+_OF_CLASS = 0.5  # weight of a class's own covariance; the rest is the covariance of all classes around their means
 
 _CONTRAST = 0.25  # standard deviation of the pixels of photographs around their mean color
 

@@ -364,8 +364,7 @@ def _rows_between(
     return found
 
 
-_LEAST_SHARE = 0.5
-"""Smallest share of known values in a row; a replaced row has only the changed ones."""
+_LEAST_SHARE = 0.5  # smallest share of known values in a row; a replaced row has only the changed ones
 
 
 def _is_there(row: np.ndarray, table: np.ndarray) -> bool:

@@ -21,8 +21,7 @@ from fl_privacy.measure.aggregate_leakage import leaked_members
 from fl_privacy.measure.answer import Answer
 from fl_privacy.measure.roc import Separation, tpr_at
 
-MOST, LEAST = 256, 8
-"""Largest and smallest number of tested examples of a client."""
+MOST, LEAST = 256, 8  # largest and smallest number of tested examples of a client
 
 
 @dataclass(eq=False)

@@ -41,16 +41,14 @@ from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tens
 LEAST_SIDE, FEW_ROWS = 4, 10
 """Smallest side of an image in pixels, and number of rows below which all features share one range."""
 
-NEARLY_AS_ONE = 1e-2
-"""Largest relative error of a gradient of all examples as one batch."""
+NEARLY_AS_ONE = 1e-2  # largest relative error of a gradient of all examples as one batch
 
 MIXED = (
     "The app's loss is replayed as a whole, and batch norm mixes examples in training: no equations are known here for"
     " that, so that only descents were tried. Few or no reconstructed examples are no evidence of protection."
 )
 
-OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw"}
-"""PyTorch class -> name in a plan."""
+OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw"}  # PyTorch class -> name in a plan
 
 _OWN_LOSS = Loss("the app's own loss", lambda outputs, labels: outputs.mean(), targets="values", takes="rows")
 """Loss of a network that computes the loss itself."""

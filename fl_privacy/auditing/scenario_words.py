@@ -27,8 +27,7 @@ CHANGED, STANDS_OUT = 1e-3, 3.0
 """Smallest change of a word's row relative to the largest, and smallest ratio between the last word's row and the next
 one if a head shares the embedding."""
 
-READ_F1 = 0.8
-"""Smallest F1 of the different words of a reconstructed text."""
+READ_F1 = 0.8  # smallest F1 of the different words of a reconstructed text
 
 NOTE = (
     "Words are inferred from layers that see a token and nothing else, such as the first block's adapters; words that"

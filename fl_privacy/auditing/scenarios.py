@@ -57,19 +57,16 @@ LEAST_SECONDS, LEAST_EVALUATIONS = 3.0, 25
 MEMBER_SECONDS, LEAST_ASKED = 30.0, 20.0
 """Seconds for the losses of single examples, and smallest number for asking clients for uploads of single examples."""
 
-FEW = (2, 3, 4)
-"""Numbers of examples that are tried, if the app's code takes no single one."""
+FEW = (2, 3, 4)  # numbers of examples that are tried, if the app's code takes no single one
 
-MOST_IN_A_BATCH = 64
-"""Largest number of examples in an attacked step."""
+MOST_IN_A_BATCH = 64  # largest number of examples in an attacked step
 
 APART = "its examples do not come from a DataLoader, so one can't be singled out"
 
 CALL, PRODUCT = 1e-5, 5e-11
 """Seconds of a standard processor for each PyTorch call and each operation of a matrix product."""
 
-SCENARIOS: Mapping[str, str] = shipped(__file__, "scenarios.yaml")["network"]
-"""Name -> title, the worst case first."""
+SCENARIOS: Mapping[str, str] = shipped(__file__, "scenarios.yaml")["network"]  # name -> title, the worst case first
 
 Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 """(examples to use; ``None``: all) -> a client's repeated answer, or the reason for none."""

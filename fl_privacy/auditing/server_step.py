@@ -9,8 +9,7 @@ from fl_privacy.federation import ServerPlan
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.federation.server_optimizer import ServerOptimizer
 
-PLAIN_MEAN = ServerPlan()
-"""FedAvg's rule."""
+PLAIN_MEAN = ServerPlan()  # fedAvg's rule
 
 NOISED = "the server adds noise to the mean, which is not in what clients upload"
 MOST_NESTED = 5

@@ -103,8 +103,7 @@ def _found(config: Mapping[str, object]) -> dict[str, Any]:
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-PATIENCE, _POLL = 600.0, 0.5
-"""Seconds to wait for the first client, and between two looks."""
+PATIENCE, _POLL = 600.0, 0.5  # seconds to wait for the first client, and between two looks
 
 
 @streams_put_back()

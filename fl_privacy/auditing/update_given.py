@@ -29,11 +29,9 @@ from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
 _INPUTS, _LABELS = ("inputs", "images", "x", "X", "data", "features"), ("labels", "y", "targets", "label")
 MOST_EXAMPLES = 20_000
 
-_ONE_NAME = re.compile(r"(\.modules_to_save)?\.default\.")
-"""Part of adapters' names that peft leaves out of its files."""
+_ONE_NAME = re.compile(r"(\.modules_to_save)?\.default\.")  # part of adapters' names that peft leaves out of its files
 
-_NUMBERED = re.compile(r"(arr_)?\d+")
-"""Names that NumPy and Flower give to arrays without names."""
+_NUMBERED = re.compile(r"(arr_)?\d+")  # names that NumPy and Flower give to arrays without names
 
 
 def network_of(place: str) -> nn.Module:

@@ -26,7 +26,7 @@ def test_an_attack_is_cut_by_its_work_and_not_by_the_clock(monkeypatch: pytest.M
     found = [ladder._attack_for([one]) for one in (small, large)]
     assert found[0] == ("usual", ())
     number, (said,) = found[1]
-    assert LEAST_EVALUATIONS <= number < 600 and f"{number} evaluations" in said  # type: ignore[operator]
+    assert LEAST_EVALUATIONS <= number < 600 and f"{number} of 600 evaluations" in said  # type: ignore[operator]
     clock = itertools.count(step=100)
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
     assert [ladder._attack_for([one]) for one in (small, large)] == found

@@ -79,8 +79,7 @@ Rule = Callable[[Tensors, float], Bounds]
 both bounds are the observed value.
 """
 
-_THRESHOLD = 3.0
-"""Multiple of the noise's standard deviation below which the smallest shared magnitude may be noise."""
+_THRESHOLD = 3.0  # multiple of the noise's standard deviation below which the smallest shared magnitude may be noise
 
 
 def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:

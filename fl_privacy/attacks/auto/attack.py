@@ -113,8 +113,7 @@ def separate(state: StageState, report: Report) -> Found | None:
     return results
 
 
-_NO_DESCENT = 1e-2
-"""Unexplained share of squared features below which a solution behind residual blocks is final."""
+_NO_DESCENT = 1e-2  # unexplained share of squared features below which a solution behind residual blocks is final
 
 
 def solve(state: StageState, report: Report) -> Found | None:

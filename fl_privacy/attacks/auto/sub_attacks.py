@@ -42,8 +42,7 @@ _STAGE = 150  # fewest evaluations of a stage of the last rung; total variation 
 _STAGES = 4  # most stages
 LEAST = 25  # evaluations below which an attempt shows nothing: one iteration of L-BFGS
 
-SOLVED = 0.75
-"""Largest share of a budget in seconds for exact solutions, since some victims need a hundred rounds."""
+SOLVED = 0.75  # largest share of a budget in seconds for exact solutions, since some victims need a hundred rounds
 
 _PILOTS = (5, 25, 125)  # evaluations that measure the time of one; the first of a process take longer
 _PILOTED = 0.1  # share of the time left that the next measurement may take
@@ -134,8 +133,7 @@ _ROUGH = (
 _THIN, _FIXED = 0.25, 0.1
 """Known values per pixel below which smoothness matters more than the fit, and the weight of total variation then."""
 
-_BEHIND_ADAM = 0.005
-"""Fixed weight of total variation if only a step of Adam is known."""
+_BEHIND_ADAM = 0.005  # fixed weight of total variation if only a step of Adam is known
 
 _MOVES = 20  # steps in an iteration of L-BFGS
 

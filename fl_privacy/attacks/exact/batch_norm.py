@@ -284,6 +284,7 @@ def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None
 
 _SPARE = 8  # equations beyond the unknowns that confirm a solution
 _NOISE = 3.0  # differences have singular values above this multiple of those that are rounding
+_FAINT = (0.0, 1e-5, 1e-2)  # shares of the largest gradient up to which dropout or weight decay may hide a sign
 _STARTS, _REFLECTIONS, _TURNS = 64, 600, 60  # starts and steps of a search for signs, and corrections of each
 _AT_LIMIT = 1e-3  # distance from a limit, as a share of the range, at which an input is determined by it
 _DISAGREES = 0.1  # relative residual of mean and variance above which they are of other examples, or noise
@@ -430,7 +431,11 @@ def _one_difference(weight: Tensor, gradient: Tensor, by_scale: Tensor, sizes: T
     # the outputs' signs follow from those of the gradients, which Adam's steps keep; others are tried, too
     along = torch.linalg.svd(gradient, full_matrices=False)[2][0]
     before, slopes = weight @ along, gradient @ along
-    starts = torch.stack([before.sign(), slopes.sign() * by_scale.sign()], 1)
+    starts, signs = [before.sign()], slopes.sign() * by_scale.sign()
+    for share in _FAINT:
+        clear = (slopes.abs() > share * slopes.abs().max()) & (by_scale.abs() > share * by_scale.abs().max())
+        first = least_squares(weight[clear], (signs * sizes)[clear, None])
+        starts.append(torch.where(clear, signs, (weight @ first)[:, 0].sign()))
     spare, inverse = len(weight) - weight.shape[1], torch.linalg.pinv(weight)
 
     def solved(signs: Tensor) -> tuple[Tensor, float]:
@@ -444,7 +449,7 @@ def _one_difference(weight: Tensor, gradient: Tensor, by_scale: Tensor, sizes: T
         apart = ((weight @ found).abs() - sizes[:, None]).norm(dim=0) / sizes.norm()
         return found[:, apart.argmin()], float(apart.min())
 
-    found, left = solved(starts)
+    found, left = solved(torch.stack(starts, 1))
     if left > certificate.ROUNDING and spare >= weight.shape[1]:
         rng = torch.Generator().manual_seed(0)
         state = torch.randn(len(weight), _STARTS, generator=rng, dtype=torch.float64).to(weight) * sizes[:, None]

@@ -24,16 +24,13 @@ _SAME = 1e-6  # directions are the same up to this distance of their cosine from
 _INDEPENDENT = 1e-3  # share of a direction that has to be new compared with those chosen before
 _RANK = 1e-6  # singular values below this share of the largest are rounding errors
 
-_MOST_ROWS = 16
-"""Largest number of examples for which null vectors of random rows are tried as starts."""
+_MOST_ROWS = 16  # largest number of examples for which null vectors of random rows are tried as starts
 
 _SHARP = [(0.03 * 0.5**step, 1.0) for step in range(20)]  # schedule of a search that stays near where it starts
 
-_SOFT = [(0.3 * 0.8**step, 1.0) for step in range(36)]
-"""Schedule (smoothing, power) of a wider search."""
+_SOFT = [(0.3 * 0.8**step, 1.0) for step in range(36)]  # schedule (smoothing, power) of a wider search
 
-_FAR = [(0.5 * 0.7**step, 1.0) for step in range(36)]
-"""Schedule (smoothing, power) of the widest search."""
+_FAR = [(0.5 * 0.7**step, 1.0) for step in range(36)]  # schedule (smoothing, power) of the widest search
 
 _KEPT = 1024  # largest number of directions from which independent ones are chosen
 _JUDGED = 2_000_000  # signs of alternatives that are computed at once

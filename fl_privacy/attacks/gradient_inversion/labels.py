@@ -200,8 +200,7 @@ def _outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tens
     return logits.softmax(1), calls[0].inputs.flatten(0, -2).mean(0)
 
 
-_MOST_EXPECTED = 2.0**50
-"""Largest inferred number of examples; a client may scale its upload by any factor."""
+_MOST_EXPECTED = 2.0**50  # largest inferred number of examples; a client may scale its upload by any factor
 
 
 def choose_labels(

@@ -157,8 +157,7 @@ LEAST_LEVELS = 32
 too, which may all be near levels by chance: for black-and-white images, in 15 to 40 of 100 mixtures.
 """
 
-COARSER = (2, 3, 5, 7)
-"""Steps between an image's levels that suggest an equal mixture."""
+COARSER = (2, 3, 5, 7)  # steps between an image's levels that suggest an equal mixture
 
 _NEARLY = 0.25  # levels from black or white below which pixels are no evidence: those of a mixture are there too
 _STEP, _MOST_STEPS, _SAMPLED = 0.2, 512, 512

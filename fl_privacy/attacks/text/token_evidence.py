@@ -132,8 +132,7 @@ def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
 _FRAMED, _EACH = 16, 512
 """Number of tokens per dimension from which coordinates are estimated, and of those from which usual shares are."""
 _RIDGE = 1e-4  # share of the candidates' largest variance below which whitening stops
-_PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
-"""Shares of all directions that are tried if an update's rows have full rank."""
+_PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # shares of all directions that are tried if an update's rows have full rank
 _ROUNDING = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 """Shares of an update's largest singular value below which values may be rounding."""
 _LEFT = 3  # least number of directions, next to an eighth of all, that have to be left out

@@ -256,8 +256,7 @@ _EXPECTED_OF_MODEL = 0.3
 _AT_ONCE = 1 << 24
 _SURE = 30.0
 """Largest log likelihood ratio that counts in the choice of the distribution, so that no long row dominates."""
-_MIXED, _MOST_ODDS = 1e-6, 0.5
-"""Least and largest prior probability of a token, so that frequency alone names no word."""
+_MIXED, _MOST_ODDS = 1e-6, 0.5  # least and largest prior probability of a token, so that frequency alone names no word
 _PASSES = 2
 _TIED = 1e-4  # difference of log likelihood ratios that counts as rounding
 _TIMES, _DRAWN = 8, 1 << 25  # number of noise rows for each token, and their largest number of elements

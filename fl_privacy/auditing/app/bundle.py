@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 LARGEST_BUNDLE, MOST_ENTRIES, LARGEST_PROJECT = 1 << 30, 20_000, 1 << 20
 """Largest size of an unpacked bundle in bytes and number of its files, and size of a ``pyproject.toml`` in bytes."""
 
-MOST_NODES = 1000
-"""Largest number of nodes from a file; ``--nodes`` may ask for more."""
+MOST_NODES = 1000  # largest number of nodes from a file; ``--nodes`` may ask for more
 
 ROUNDS_KEYS = ("num-server-rounds", "num-rounds", "num_server_rounds", "num_rounds", "rounds", "server-rounds")
 """Run config keys of the number of rounds, the likeliest first."""

@@ -45,8 +45,7 @@ _NOT_PUBLISHED = re.compile(
 TABLES = ("read_csv", "read_table", "read_excel", "read_parquet", "read_json", "read_feather", "read_pickle")
 """Functions of pandas that read a file."""
 
-MOST_UP = 3
-"""Number of folders above an app's in which modules of its own are looked for."""
+MOST_UP = 3  # number of folders above an app's in which modules of its own are looked for
 
 _FILES = {"load", "loadtxt", "genfromtxt", "loadmat", "open", "ImageFolder", "load_from_disk", "imread"}
 _DATA = re.compile(

@@ -9,11 +9,9 @@ from typing import Any
 
 from fl_privacy.auditing.app.scripts import called, constant, dotted
 
-UNKNOWN: Any = object()
-"""Value that the code alone does not determine."""
+UNKNOWN: Any = object()  # value that the code alone does not determine
 
-DEEPEST, LONGEST_TEST = 12, 60
-"""Most steps from a name to its value, and most letters of a shown condition."""
+DEEPEST, LONGEST_TEST = 12, 60  # most steps from a name to its value, and most letters of a shown condition
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 from pandas.core.indexing import _LocIndexer
 
-SHARE = 0.25
-"""Share of the rows that are of a value that an app looks for, and that no drawn row has."""
+SHARE = 0.25  # share of the rows that are of a value that an app looks for, and that no drawn row has
 
 
 def table_of(drawn: Mapping[str, Any], draw: Callable[[str, int], Any]) -> Any:

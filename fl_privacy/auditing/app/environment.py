@@ -46,14 +46,11 @@ KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".json": "json"
 FORMATS = {"parquet", "csv", "json", "imagefolder", "text", "arrow"}
 """Formats of ``datasets``, which are no names on the hub."""
 
-MOST_BYTES, MOST_FILES = 128 << 20, 5000
-"""Largest size in total and number of an app's files that are copied."""
+MOST_BYTES, MOST_FILES = 128 << 20, 5000  # largest size in total and number of an app's files that are copied
 
-CODE = (".py", ".pyc", ".fab")
-"""Suffixes of files that are imported in place, or of no use to the app."""
+CODE = (".py", ".pyc", ".fab")  # suffixes of files that are imported in place, or of no use to the app
 
-LONGEST_WAIT = 0.1
-"""Seconds that an app's code sleeps at most."""
+LONGEST_WAIT = 0.1  # seconds that an app's code sleeps at most
 
 OTHERS = ("__pycache__", "node_modules", "venv")
 
@@ -322,8 +319,7 @@ def seeded(seed: int) -> None:
 MOST_ROWS, MOST_CLASSES = 20_000, 1000
 """Largest number of rows that are kept, and of different labels that count as classes."""
 
-READERS = (*TABLES, "read_sql", "read_sql_table", "read_sql_query")
-"""Loading functions of pandas."""
+READERS = (*TABLES, "read_sql", "read_sql_table", "read_sql_query")  # loading functions of pandas
 
 
 class LoadedBy:

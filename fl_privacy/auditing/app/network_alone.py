@@ -42,8 +42,7 @@ LEAST_SECONDS = 10.0  # shortest time for building a network, and a step of it
 
 _SIZES = "dim|size|shape|len|num|count|col|name"
 
-LAST_ALONE = "batch"
-"""Last scenario whose uploads do not depend on how an app trains."""
+LAST_ALONE = "batch"  # last scenario whose uploads do not depend on how an app trains
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,8 +36,7 @@ PICKLES = {".pkl", ".pickle", ".joblib", ".sav"}
 CERTIFICATES = {".crt", ".cert", ".pem", ".key", ".pub"}
 """Files of connections, which are not needed if all run in one process."""
 
-RATE = 256
-"""Values a second of a drawn recording, unless the network takes another number."""
+RATE = 256  # values a second of a drawn recording, unless the network takes another number
 
 UNTRAINED = "a network as it begins, without trained weights,"
 

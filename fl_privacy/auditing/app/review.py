@@ -16,8 +16,7 @@ from fl_privacy.errors import visible
 from fl_privacy.files import shipped
 from fl_privacy.site.gate.entries import epsilon_of
 
-MOST_ROUNDS = 1_000_000
-"""Largest number of rounds for which an epsilon is computed."""
+MOST_ROUNDS = 1_000_000  # largest number of rounds for which an epsilon is computed
 
 DEFENSES: Mapping[str, str] = shipped(__file__, "protections.yaml")
 """Names of Flower's and Opacus's protections -> their effects."""
@@ -34,8 +33,7 @@ ANSWERS = {"train", "evaluate", "query"}
 OF_CLIENTS = ("fit", "evaluate", "get_parameters", "get_properties")
 """Messages that a client app answers by decorated functions, and methods of Flower's older clients that do."""
 
-DELTA = 1e-5
-"""Default delta of an epsilon."""
+DELTA = 1e-5  # default delta of an epsilon
 
 _STRATEGY = re.compile(r"(Fed|Krum|MultiKrum|Bulyan|QFed|FaultTolerant|DifferentialPrivacy)\w*|Strategy")
 _PRIVACY = re.compile(

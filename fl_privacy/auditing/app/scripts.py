@@ -18,8 +18,7 @@ from fl_privacy.files import shipped
 SIMULATIONS = {"start_simulation", "run_simulation"}
 SERVERS = {"start_server"}
 CLIENTS = {"start_client", "start_numpy_client"}
-STARTS = SIMULATIONS | SERVERS | CLIENTS
-"""Names of Flower's functions that start a simulation, a server or a client."""
+STARTS = SIMULATIONS | SERVERS | CLIENTS  # names of Flower's functions that start a simulation, a server or a client
 
 CLIENT_CLASSES = {"NumPyClient", "Client"}
 
@@ -27,8 +26,7 @@ MOST_FILES = 2000
 
 EARLIER: Mapping[str, Any] = shipped(__file__, "earlier_names.yaml")
 
-MOST_PLACES = 6
-"""Largest number of folders that are added to a project's search path."""
+MOST_PLACES = 6  # largest number of folders that are added to a project's search path
 
 _LIKELY = ("main", "simulation", "simulate", "sim", "run", "app", "server")
 _OF_CLIENT = re.compile(

@@ -35,16 +35,13 @@ from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.inside.legacy import LegacyClient, LegacyFedAvg, NumPyClient, ServerAppComponents, ServerConfig
 
-USUAL_CLIENTS = 2
-"""Number of clients of a server that names none, as in Flower's strategies."""
+USUAL_CLIENTS = 2  # number of clients of a server that names none, as in Flower's strategies
 
-_OFFERED = re.compile(r"[\[(]([^\])]+)[\])]")
-"""Choices or a default in a question, as in ``yes or no [y/n]``."""
+_OFFERED = re.compile(r"[\[(]([^\])]+)[\])]")  # choices or a default in a question, as in ``yes or no [y/n]``
 
 _MOST_WORDS = 200
 
-WAITED = 5.0
-"""Seconds to wait for a script's threads, one of which may start the server or a client."""
+WAITED = 5.0  # seconds to wait for a script's threads, one of which may start the server or a client
 
 _PLACES = (
     *("flwr.server", "flwr.server.app", "flwr.compat.server.app"),

@@ -36,8 +36,7 @@ _WILD = re.compile(r"\*\*/|[*?]|\[[^]]*\]")  # a part of the names that a patter
 
 _LISTED = os.listdir  # also while it is replaced
 
-_LEAST = 8
-"""Number of drawn examples of a client that would have none."""
+_LEAST = 8  # number of drawn examples of a client that would have none
 
 _SIZED = ("Size", "InnerDirichlet")
 _PARTITIONERS = tuple(f"{kind}Partitioner" for kind in ("Dirichlet", "Distribution", "Iid", "Pathological", "Shard"))

@@ -23,8 +23,7 @@ from fl_privacy.site.gate.rules import REASONS
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-MOST_DETAILS, MOST_FIGURES = 12, 12
-"""Largest number of reported kinds of refusals, and of figures."""
+MOST_DETAILS, MOST_FIGURES = 12, 12  # largest number of reported kinds of refusals, and of figures
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,8 +31,7 @@ ESTIMATORS = {
 }
 """scikit-learn estimators or base classes -> their modules."""
 
-MOST_BYTES = 1 << 28
-"""Largest size of a table that is kept."""
+MOST_BYTES = 1 << 28  # largest size of a table that is kept
 
 MOST_TREES, _NOTED = 32, "_fl_privacy_table"
 """Largest number of a forest's trees that are searched in replies, and attribute of a matrix that holds its table."""

@@ -17,8 +17,7 @@ CLOSE, LONGER, CODED, SCALED = 1e-2, 1e-7, 0.12, 1e-4
 """Largest relative distances of an array from its parameter's value: in a shorter or longer dtype, as scaled integers
 (about that of four bits), and as a multiple."""
 
-LEAST_CODES = 8
-"""Smallest size of a code that needs no matching name."""
+LEAST_CODES = 8  # smallest size of a code that needs no matching name
 
 ANEW, MOST, UNIT = 0.5, 0.9, 1e-3
 """Smallest relative change of an overwritten vector (a running mean moves less), smallest share of overwritten vectors

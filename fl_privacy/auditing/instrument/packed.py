@@ -29,8 +29,7 @@ MOST_BYTES, DEPTH = 1 << 30, 4
 NEAR, SAME, FEW = 1e-2, 1e-5, 8
 """Largest relative distances of an array from its parameter's values: of many values, and of fewer than ``FEW``."""
 
-MOST_TRIES = 50_000
-"""Largest number of tried combinations of values, places and parameters."""
+MOST_TRIES = 50_000  # largest number of tried combinations of values, places and parameters
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,11 +27,9 @@ from fl_privacy.federation.replies import Failure, attempt
 MOST_EXAMPLES, MOST_BYTES, MOST_LABELS = 4096, 1 << 26, 1 << 20
 """Largest numbers kept of a client: examples, bytes of tensors, and examples with labels."""
 
-MOST_EVALUATED = 16
-"""Largest number of batches loaded without gradients that are kept."""
+MOST_EVALUATED = 16  # largest number of batches loaded without gradients that are kept
 
-MOST_ADDED = 16
-"""Number of recorded losses without a step after which the first alone is taken."""
+MOST_ADDED = 16  # number of recorded losses without a step after which the first alone is taken
 
 SETTINGS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "amsgrad", "maximize")
 """Settings of an optimizer that are kept."""
