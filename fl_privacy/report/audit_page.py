@@ -139,7 +139,7 @@ class AuditRecord:
             person.append("Not known: compare the guesses with your own records")
         if any(one.question == "continued" and one.leaks for one in self.aggregate):
             person.append("Yes: the final model completes texts of clients word for word")
-        for one, estimate in sorted(members, key=lambda pair: not pair[0].leaks):
+        for one, estimate in [pair for pair in members if pair[0].leaks or not person]:
             control = f"; control {one.control.value:.2f}" if isinstance(one.control, Estimate) else ""
             figure = f"({estimate.value:.2f}{control})"
             no_better = f"not clearly better than chance {figure}, though other attacks may succeed"

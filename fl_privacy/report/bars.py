@@ -110,12 +110,13 @@ def _of_question(answer: Answer, found: Estimate) -> Bar:
     question, control = QUESTIONS[answer.question], answer.control
     low, share, high = (min(1.0, max(0.0, value)) for value in (found.low, found.value, found.high))
     compared = f"; control {control.value:.2f}" if isinstance(control, Estimate) else ""
+    aside = question.measure.partition(";")[0]
     if not answer.leaks and isinstance(control, Estimate) and found.low > max(found.chance, control.value):
-        compared += "; gray, since chance alone gives this in over 1 % of audits"
+        aside += "; gray, since chance alone gives this in over 1 % of audits"
     return Bar(
         title=question.title,
         figure=f"{found.value:.2f}",
-        aside=question.measure.partition(";")[0],
+        aside=aside,
         red=answer.leaks,
         share=share,
         interval=(low, high),

@@ -235,6 +235,7 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
         " attacks may succeed",
         "Not by this page alone: these attacks found no leak, which is no guarantee",
     ]
+    assert "not clearly" not in answers(answers=[step("One", 2), members])[0], "what leaks comes alone"
     own = step("All its examples in all its steps", 0)
     assert "only the audit asked for, and 0 of 2 (95 % interval up to" in answers(answers=[step("One", 2), own])[0]
     assert "red bars" in answers(answers=[step("One", 2), replace(own, counts=step("All", 2).counts)])[0]
@@ -262,9 +263,9 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
 def test_a_gray_figure_whose_interval_lies_above_its_control_says_why() -> None:
     near = Estimate(value=0.6, low=0.52, high=0.67, chance=0.5)
     one = Answer(question="members", estimate=near, control=replace(near, value=0.48))
-    assert not one.leaks and "gray, since chance" in bars_of_questions([one])[0].numbers
+    assert not one.leaks and "gray, since chance" in bars_of_questions([one])[0].aside
     for found in (replace(near, low=0.57, high=0.63), replace(near, low=0.49)):
-        assert "gray, since" not in bars_of_questions([replace(one, estimate=found)])[0].numbers
+        assert "gray, since" not in bars_of_questions([replace(one, estimate=found)])[0].aside
 
 
 def test_only_the_scenario_of_the_headline_is_unfolded() -> None:
