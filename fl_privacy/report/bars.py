@@ -110,13 +110,12 @@ def _of_question(answer: Answer, found: Estimate) -> Bar:
     question, control = QUESTIONS[answer.question], answer.control
     low, share, high = (min(1.0, max(0.0, value)) for value in (found.low, found.value, found.high))
     compared = f"; control {control.value:.2f}" if isinstance(control, Estimate) else ""
-    aside = question.measure.partition(";")[0]
-    if not answer.leaks and isinstance(control, Estimate) and found.low > max(found.chance, control.value):
-        aside += "; gray, since chance alone gives this in over 1 % of audits"
+    near = not answer.leaks and isinstance(control, Estimate) and found.low > max(found.chance, control.value)
+    why = "; gray, since chance alone gives this in over 1 % of audits" if near else ""
     return Bar(
         title=question.title,
         figure=f"{found.value:.2f}",
-        aside=aside,
+        aside=question.measure.partition(";")[0] + why,
         red=answer.leaks,
         share=share,
         interval=(low, high),
