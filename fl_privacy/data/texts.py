@@ -80,7 +80,10 @@ def _trained(library: Any, name: str, texts: Sequence[str], size: int) -> Any:
 
 
 def _word_pieces(words: Mapping[str, int], size: int) -> list[str]:
-    """Return at most ``size`` tokens: all characters, then the parts of words that shorten the texts most."""
+    """Return at most ``size`` tokens: all characters, then the parts of words that reduce the token count most.
+
+    ``words``: number of occurrences of each word.
+    """
     characters: Counter[str] = Counter()
     parts: Counter[str] = Counter()
     for word, times in words.items():

@@ -50,7 +50,11 @@ def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4,
 def mislead(
     gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier], *, budget: float, iterations: int
 ) -> Tensors:
-    """Perturb ``gradient`` so that the classifiers ``heads`` of its short form ``sketch`` err; see :func:`recup_fl`."""
+    """Perturb ``gradient`` so that classifiers of the client's attribute err; see :func:`recup_fl`.
+
+    ``heads``: classifiers that take the output of ``sketch``, a shortened gradient. ``budget``: largest norm of the
+    change, relative to that of ``gradient``.
+    """
     radius = budget * _norm(gradient)
     if radius == 0:
         return gradient

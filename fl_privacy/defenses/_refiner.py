@@ -53,9 +53,10 @@ class ImageMemory:
         self._keys, self._images, self._fresh = (f"{owner}/{part}" for part in ("keys", "images", "fresh"))
 
     def recall(self, keys: Tensor, default: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the noise-like images or texts cached under ``keys`` (B,); rows of ``default`` replace missing ones.
+        """Return the robust data (noise-like images or texts that replace the client's) cached under ``keys`` (B,).
 
-        Also return two masks (B,), true for rows that were cached, and for those cached in this round.
+        Rows of ``default`` replace missing ones. Also return two masks (B,), true for rows that were cached, and for
+        those cached in this round.
         """
         if self._keys not in self._state.tensors:
             nothing = torch.zeros(len(keys), dtype=torch.bool)
@@ -112,17 +113,18 @@ def refiner(
     warm_start: bool = False,
     evaluator: str | Sequence[str] | None = None,
 ) -> Defense:
-    """Replace each local gradient by a close one: the gradient of noise-like robust data (Refiner, Fan et al. 2025).
+    """Upload the gradient of noise-like data that is close to the client's gradient (Refiner, Fan et al. 2025).
 
-    Robust data start at ``(1 - alpha) x + alpha v``, v noise, and descend on ``UM - beta PM`` (Eq. 2): UM is the
-    weighted distance of the gradients (Eq. 4), PM the noise ratio that the evaluation network predicts. The uploaded
-    gradient is projected within ``epsilon`` of the true one (appendix J). The paper names no optimizer; gradient
-    descent with its step size reaches the noise ratios of the paper. With Eq. 2 as printed, UM's gradient is 3 to 8
-    orders of magnitude smaller than PM's (LeNet).
+    Robust data look like noise, but have nearly the gradient of the client's examples x. They start at ``(1 - alpha) x
+    + alpha v``, v noise, and descend on ``UM - beta PM`` (Eq. 2). The utility metric UM is the weighted distance of the
+    gradients (Eq. 4). The privacy metric PM is the share of noise in the data, as predicted by a trained network (the
+    evaluator). The uploaded gradient is projected within ``epsilon`` of the true one (appendix J).
+
+    For texts (appendix F), robust data are word embeddings within the range of all tokens' embeddings, v are random
+    words, PM is the share of random words, and the gradient of the embeddings is not uploaded.
 
     Compose it before other defenses, since it replaces the gradient. Shared batch-norm statistics are those of the true
-    images. For texts (appendix F), robust data are word embeddings within the range of all tokens' embeddings, v are
-    random words, PM is the share of random words, and the gradient of the embeddings is not uploaded.
+    images. The paper names no optimizer; gradient descent with its step size reaches the paper's noise shares.
 
     Args:
         epsilon: largest l2 distance of the uploaded gradient to the true one, at least 0; it is no privacy budget.
@@ -133,7 +135,8 @@ def refiner(
         decay: ratio tau of each layer's weight in UM to that of the layer before, in (0, 1].
         weights: weight of an element in UM: |gradient x value|, |gradient|, |value| or 1; ``integrated_gradients``
             takes the mean gradient on the line from zero to the values, 20 passes a step (appendix A).
-        utility: ``relative`` divides UM by the UM of noise, ``absolute`` is Eq. 2 as printed.
+        utility: ``relative`` divides UM by the UM of pure noise. ``absolute`` is Eq. 2 as printed, in which the
+            gradient of UM is 3 to 8 orders of magnitude smaller than that of PM (LeNet).
         privacy: choice of PM: the ``evaluator``, or ``mse``, the paper's baseline.
         match: gradient to match, of the ``batch`` or of each ``example``.
         per: ``step`` makes robust data in each local step, ``round`` once per round for each image.

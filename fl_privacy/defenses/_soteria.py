@@ -99,9 +99,10 @@ def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]
 def estimated_row_norms(
     features: Features, inputs: Tensor, *, directions: int, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the results of :func:`exact_row_norms` from ``directions`` Jacobian products with random sign vectors.
+    """Return features (B, D) and estimated norms of their derivatives by the inputs, as :func:`exact_row_norms` does.
 
-    The relative error of a norm is about 1 / sqrt(2 directions). ``features`` are differentiated in forward mode.
+    The estimate takes ``directions`` products of the derivatives (Jacobian) with random signs. Its relative error is
+    about 1 / sqrt(2 directions).
     """
     x = inputs.detach()
 
@@ -181,7 +182,8 @@ def feature_scores(
 ) -> Tensor:
     """Return the score of each feature: the sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon).
 
-    The layer ``head`` has the input r; the form ``code`` takes r_i with its sign. ``directions``: see ``soteria``.
+    r are the features, inputs of the layer ``head``; x is the model's input. ``form``: ``paper`` as above, ``code``
+    with r_i instead of |r_i|. ``directions``: number of directions of an estimate; ``None`` computes exact norms.
     """
 
     def features(inputs: Tensor) -> Tensor:

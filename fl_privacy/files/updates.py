@@ -162,7 +162,10 @@ def _array(data: bytes) -> Tensor:
 
 
 def _of_flare(file: Any, length: int) -> SavedArrays:
-    """Read NVFlare's DXO, alone or in a Shareable, from a FOBS file of ``length`` bytes, without importing NVFlare."""
+    """Read NVFlare's weights (a DXO), alone or in a Shareable, from a file in its FOBS format of ``length`` bytes.
+
+    NVFlare is not imported.
+    """
     sections, blobs = list[bytes](), dict[str, bytes]()
     while header := file.read(_HEADER.size):
         marker, _, size = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, 0, 0)
@@ -200,9 +203,10 @@ def _unpacked(data: bytes, blobs: Mapping[str, bytes]) -> Any:
 
 
 def _plain(value: Any, blobs: Mapping[str, bytes], depth: int) -> Any:
-    """Convert nested values unpacked from FOBS or Fed-BioMed: arrays to tensors, other classes to their contents.
+    """Convert nested values from a file of NVFlare (its format FOBS) or Fed-BioMed: arrays become tensors.
 
-    ``blobs``: content of separately stored arrays by id. ``depth``: depth of ``value``; too deep ones are refused.
+    An object of another class becomes its content. ``blobs``: content of separately stored arrays by id. ``depth``:
+    depth of ``value``; too deep ones are refused.
     """
     if depth > _MOST_DEPTH:
         raise _UnfitError("is nested too deeply")

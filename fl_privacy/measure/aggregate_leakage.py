@@ -104,8 +104,8 @@ def leaked_members(inside: np.ndarray, outside: np.ndarray, before: tuple[np.nda
     """Measure membership inference from the decrease of each example's loss in training (Yeom et al. 2018).
 
     ``inside`` (P,) and ``outside`` (N,): decreases for the client's training examples and for other examples, of the
-    same classes if known. ``before``: negative losses of both before training, for the control. ``made``: phrase that
-    names the attacked uploads.
+    same classes if known. ``before``: negative losses of both before training; the same measure of them is the control.
+    ``made``: phrase that names the attacked uploads in the answer.
     """
     found = auc(Separation(positives=inside, negatives=outside))
     control = auc(Separation(positives=before[0], negatives=before[1]))

@@ -119,8 +119,8 @@ def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tracing_distance(guesses: Tensor, owners: Tensor, queries: Tensor, query_owners: Tensor) -> float:
-    """Return the share in [0, 1] of query images that :func:`trace` assigns to a wrong client.
+    """Return the share in [0, 1] of query images that nearest-guess matching (:func:`trace`) assigns to a wrong client.
 
-    ``owners`` (G,), ``query_owners`` (Q,): clients that own the originals of the guesses, and the queries.
+    ``owners`` (G,): client whose image each guess reconstructs. ``query_owners`` (Q,): client that owns each query.
     """
     return float((trace(guesses, owners, queries) != query_owners).double().mean())

@@ -31,7 +31,7 @@ ALIKE = 3  # most public images that count as of the same scene as an original
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublicImages:
-    """Public images that serve as distractors; none of them is attacked."""
+    """Public images (distractors), from which a guess must single out its original; none of them is attacked."""
 
     images: Tensor  # (N, C, H, W) in [0, 1]
     labels: Tensor | None = None  # (N,) classes, if known
@@ -67,7 +67,10 @@ class PublicImages:
         return Latest(partial(Turning, self.gallery), 18)  # a victim's controls are its neighbors' guesses
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the nearest public image unequal to ``original``, if any, and K public images almost equal to it."""
+        """Return the public image nearest to ``original`` but not equal, and K public images almost equal to ``original``.
+
+        ``None`` if there is no public image that differs from ``original``.
+        """
         places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)[0]
         found = [(self.images, largest(places, self.gallery.standing(COARSE).rows(0, 0)[: len(self.images)]))]
         if self.more is not None:
@@ -120,7 +123,7 @@ _LEAST_REST = 1e-3  # least unexplained variance of two images' correlation that
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Identified:
-    """Result of :func:`identify` for each of B originals: its best guess, its rank among candidates, and its lead."""
+    """Result of :func:`identify` for each of B originals: how clearly a guess singles it out among candidates."""
 
     guess: Tensor  # (B,) index of the most similar guess
     # (B,) largest absolute correlation with that guess, in [0, 1], over the comparisons in which the original leads;
@@ -173,7 +176,7 @@ class Look:
 
     @cached_property
     def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return correlations of guesses with originals, these standardized, and standardized ones with rivals.
+        """Return correlations of guesses with originals, the same standardized, and standardized correlations with rivals.
 
         Their shapes are (G, W, B), (G, W, B) and (G, W, R), for G guesses, W comparisons (combinations of blurs and
         window), B originals and R rivals. :func:`relative` standardizes them.
@@ -189,9 +192,9 @@ class Look:
         return torch.stack(raw), torch.stack(own), torch.stack([rest for rest, *_ in among])
 
     def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
-        """Return a guess's largest absolute correlations (W, K) with K images, over shifts.
+        """Return the largest absolute correlations (W, K) of a guess, shifted in all ways, with K images.
 
-        ``which``: indices (K,) of the images; W: number of combinations of blurs and window.
+        ``which``: indices (K,) of the images; W: combinations of blurs and window.
         """
         found, few = [], 2 * len(which) < len(images.images)
         for of, to, window in self.sight.ways:
@@ -213,8 +216,8 @@ class Look:
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
     """Rank originals among candidates by their best comparison with any guess.
 
-    ``ways``: comparisons of each guess; ``candidates``: number of distractors. Leads are reduced by ``LUCK_OF_MORE``,
-    since the best of further comparisons leads by chance.
+    ``ways``: comparisons of each guess; ``candidates``: number of distractors. A lead, the original's margin over the
+    best candidate, is reduced by ``LUCK_OF_MORE``, since the best of several comparisons leads by chance.
     """
     every = [(number, way) for number, own in enumerate(ways) for way in own]
     strengths = []
@@ -235,7 +238,7 @@ def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
 
 
 def luck(guesses: int, candidates: int) -> float:
-    """Return the lead, in standard deviations, that the best of several guesses has by chance.
+    """Return the lead, in standard deviations, by which the best of several guesses beats candidates by chance.
 
     It is 0 for one guess and at least ``ENOUGH`` candidates, and larger for fewer candidates.
     """
@@ -271,13 +274,15 @@ USUAL_TURNED = 100  # ``REFERENCE`` for turned guesses
 def identify(
     guesses: Tensor, originals: Tensor, candidates: PublicImages | None = None, *, apart: Tensor | None = None
 ) -> Identified:
-    """Rank each original of a batch among candidates by its similarity to the guesses, up to harmless changes.
+    """Find out how clearly guesses single out their originals: rank each original of a batch among candidates.
 
-    Harmless are the negative and other changes of brightness and contrast, shifts by up to a tenth of the width,
-    mirrors, quarter turns, rotation by up to 15 degrees, a crop of 70 % or more, a frame, blur, coarse pixels, the loss
-    of one half, shuffled tiles, and order within the batch. Candidates are the distractors, their mean and that of each
-    class. An image's strength is Fisher's z of its correlation with a guess, standardized over ``REFERENCE``
+    Candidates are the distractors (images that a guess could also show), their mean and that of each class. An image's
+    strength is its correlation with a guess, as Fisher's z, standardized by the correlations of ``REFERENCE``
     candidates. An original has rank 1 if it is the strongest in at least one comparison with a guess.
+
+    Some changes of a guess do not matter: the negative and other changes of brightness and contrast, shifts by up to a
+    tenth of the width, mirrors, quarter turns, rotation by up to 15 degrees, a crop of 70 % or more, a frame, blur,
+    coarse pixels, the loss of one half, shuffled tiles, and order within the batch.
 
     Candidates of another shape raise ``UserError``.
 
@@ -383,10 +388,11 @@ def all_aligned(guesses: Sequence[Sequence[Tensor]], originals: Tensor) -> list[
 def control(
     original: Tensor, label: int | None, candidates: PublicImages | None, extra: Sequence[Tensor] = ()
 ) -> tuple[float, float]:
-    """Return the largest PSNR in dB and SSIM to ``original`` of guesses that never saw the update; see :func:`aligned`.
+    """Return the largest PSNR in dB and SSIM to ``original`` that guesses made without the update reach.
 
-    ``candidates``: public images, whose mean, class mean (of ``label``) and nearest image are tried; ``None`` tries the
-    mean color. ``extra``: further guesses (C, H, W) without the update, such as the same attack's on another client.
+    The guesses are the mean of ``candidates``, the mean of class ``label``, the nearest public image (a mean color for
+    ``None``), and ``extra`` (C, H, W), such as the same attack's guesses at another client. They are compared as in
+    :func:`aligned`.
     """
     kept: dict[tuple[bytes, int | None], tuple[float, float]] = {} if candidates is None else candidates.controls
     if (key := (original.numpy().tobytes(), label)) not in kept:
@@ -413,10 +419,10 @@ def _public(original: Tensor, label: int | None, candidates: PublicImages | None
 
 
 def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
-    """Return the lead and likeness of the public image nearest to ``original``, taken as a guess of ``original``.
+    """Return lead and likeness of the public image nearest to ``original``, taken as a guess of ``original``.
 
-    :class:`Identified` defines both. They are -inf and 0 if there is no such image, or if another candidate is nearer
-    to that image than ``original`` is.
+    The lead is the original's margin over other candidates, the likeness their correlation; see :class:`Identified`.
+    They are -inf and 0 if there is no such image, or if it resembles another candidate more than ``original``.
     """
     key = original.numpy().tobytes()
     if key not in candidates.near:

@@ -98,10 +98,11 @@ def _pixel_counts(images: Tensor, bins: int) -> Tensor:
 def bayesian_privacy_loss(
     *, bins: int = BINS, smoothing: float = SMOOTHING, public: Tensor | None = None
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the metric :func:`bpki` with other settings: (guesses, truths) -> (N,).
+    """Return the metric :func:`bpki`, a Bayesian privacy loss, with other settings: (guesses, truths) -> (N,).
 
-    The prior is the histogram of ``public`` images (N, C, H, W), or uniform for ``None``. ``UserError`` if ``bins``
-    is below 2, ``smoothing`` not above 0, or there is no public image.
+    The prior is the histogram of ``public`` images (N, C, H, W), or uniform for ``None``. ``smoothing``: number of
+    pixels added to each of the ``bins``. ``UserError`` if ``bins`` is below 2, ``smoothing`` not above 0, or there is
+    no public image.
     """
     checks.whole("bpki.bins", bins, at_least=2, example=10)
     checks.number("bpki.smoothing", smoothing, above=0, example=1)

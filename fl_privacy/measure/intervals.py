@@ -68,8 +68,8 @@ LEAST_SPLIT = 8  # least number of groups of a split sample
 def is_split(values: Sequence[float], *, groups: int) -> bool:
     """Return whether a few values are far from all others, such as a few exact guesses among bad ones.
 
-    The mean's usual interval is then too narrow. Fewer than ``LEAST_SPLIT`` independent ``groups`` of values, and
-    samples of zeros and ones, are never split.
+    The mean's usual interval is then too narrow. ``groups``: number of independent groups, such as uploads, that the
+    values are from; with fewer than ``LEAST_SPLIT``, or if all values are 0 or 1, the result is ``False``.
 
     >>> is_split([11.0, 9.0, 12.0, 10.0, 13.0, 8.0, 9.5, 100.0], groups=8)
     True
@@ -193,7 +193,10 @@ class PpcPoint:
 
 
 def cap(points: Sequence[PpcPoint]) -> float:
-    """Return the calibrated averaged performance (SPN, Eq. 1), the mean of accuracy x distance; higher is better."""
+    """Return the mean of accuracy x distance of the attack's guesses from the originals over ``points``; higher is better.
+
+    This is the calibrated averaged performance of Fan et al. 2020 (Eq. 1).
+    """
     if not points:
         raise UserError("cap is expected to get at least one point, but got none; measure one strength of a defense.")
     return sum(point.calibrated for point in points) / len(points)
@@ -208,7 +211,10 @@ _ENOUGH = 10  # number of draws that fit as well as the guess, after which sampl
 
 @dataclass(frozen=True, kw_only=True)
 class Coincidences:
-    """Probability that two examples are equal (``of_two``), and share of the most frequent example (``of_usual``)."""
+    """How often examples of a data set are equal, as a probability in [0, 1].
+
+    ``of_two``: probability that two random examples are equal; ``of_usual``: share of the most frequent example.
+    """
 
     of_two: float = 1.0
     of_usual: float = 1.0
@@ -232,8 +238,9 @@ LEAST_OF_CLASS = 20  # least number of other examples of each class for draws wi
 def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] | None = None, seed: int = 0) -> float:
     """Return the probability in (0, 1] that an upload's guesses fit other examples at least as well as its own.
 
-    It is a permutation test: other examples are drawn and assigned to the guesses for the best fit. It is valid for
-    guesses that do not depend on the upload's own examples, and 1 without other examples.
+    It is the p-value of a permutation test: the upload's examples are replaced by randomly drawn ones, and the total
+    fit of the best assignment to the guesses is compared. The guesses must not depend on the upload's own examples.
+    Without other examples, the result is 1.
 
     Args:
         values: fit (G, B + N) of each guess to each example, the upload's own B first; larger is better.
@@ -270,8 +277,9 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
 def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
     """Combine the p-value ``drawn`` with that of a second test by Bonferroni's correction.
 
-    The second test counts the upload's examples in ``best``, the index of the best matching example of each guess.
-    ``strata``: for each class, the number of the upload's examples and the indices of all examples, the upload's first.
+    The second test counts how many of the upload's examples are the best match of a guess. ``best``: index of each
+    guess's best match. ``strata``: for each class, the number of the upload's examples and the indices of all examples,
+    the upload's first.
     """
     found, mass = 0, np.ones(1)
     for own_of, columns in strata:
@@ -338,7 +346,8 @@ def either(*chances: float) -> float:
 def combined(chances: Sequence[float]) -> float:
     """Return one p-value for several independent uploads with the p-values ``chances``.
 
-    P-values above 1 - ``BAND`` do not count; if none counts, or there is only one, the result is the least of them.
+    It is small if more of them are small than by chance. Those above 1 - ``BAND`` are ignored; if this leaves none, or
+    there is only one, the result is the least of all.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

@@ -57,7 +57,7 @@ def matched(
 ) -> Match:
     """Build a :class:`Match`; ``guess`` is ``None`` if the attack failed, and ``failure`` is the reason.
 
-    An original without a guess gets one filled with the value ``empty``; the failure is then ``missing``.
+    If only some originals lack a guess, the failure is ``missing``. Each gets a guess filled with the value ``empty``.
     """
     order, guesses = torch.full((len(originals),), -1), torch.full_like(originals, empty)
     guessed_labels = torch.full_like(labels, -1)
@@ -134,10 +134,13 @@ def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def numbered(tokens: Tensor) -> Tensor:
-    """Return integers (..., L) for tokens (..., L): the k-th occurrence of a token gets the same one in every text."""
+    """Return integers (..., L) that number repeated tokens (..., L), so that sets of them can be compared.
+
+    The k-th occurrence of a token has the same integer in every text.
+    """
     return tokens * tokens.shape[-1] + (tokens[..., None] == tokens[..., None, :]).tril(-1).sum(-1)
 
 
 def label_correct(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return (N,), float64: 1 for each right class, else 0. Guesses and truths are labels (N,) or (N, K)."""
+    """Return (N,), float64: 1 if a guessed class is right, else 0; labels are classes (N,) or probabilities (N, K)."""
     return (hard_labels(guesses) == hard_labels(truths)).double()

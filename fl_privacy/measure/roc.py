@@ -229,9 +229,9 @@ def proven_epsilon(found: Separation, *, delta: float) -> float:
 
 
 def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: float) -> Scores:
-    """Return a lower bound on epsilon for each threshold: max(0, log((hit rate - delta) / false alarm rate)).
+    """Return the epsilon that the observed rates prove at each threshold: max(0, log((hits - delta) / false alarms)).
 
-    The rates are confidence bounds. If ``above``, hits are positives above the threshold and false alarms negatives
+    Confidence bounds replace the rates. If ``above``, hits are positives above the threshold and false alarms negatives
     above it; otherwise, hits are negatives below it and false alarms positives below it.
     """
     hits, misses = (tpr, fpr) if above else (1 - fpr, 1 - tpr)

@@ -83,10 +83,11 @@ def evaluate_all(
 
     Args:
         truths: originals of each reconstruction, all of one shape.
-        functions: metrics that need data of the run, by name.
+        functions: additional metrics by name, such as those with settings.
         language, schema: tokenizer of texts, for metrics of words; columns of table rows.
         transformed: images by which a defense replaced each of ``truths``, for the metrics of transformed images.
-        others: public examples and guesses without the update, which decide the outcomes; ``None`` leaves outcomes out.
+        others: public examples and guesses made without the update, with which each guess is compared to decide its
+            outcome; ``None`` leaves outcomes out.
         augmented: ``True`` if ``transformed`` are the client's crops and flips, with which guesses are compared.
     """
     if len(reconstructions) != len(truths):

@@ -19,7 +19,7 @@ _BY_VALUE = 0.01  # weight of distances relative to wrong cells in the matching,
 
 @dataclass(frozen=True, eq=False)
 class WrittenRows:
-    """Original and guessed rows as text, for a page, with booleans for right cells and the attacker's certainty."""
+    """Original and guessed rows as text, for the report, with right cells and the attacker's certainty."""
 
     columns: tuple[str, ...]
     originals: Sequence[Sequence[str] | None]  # cells of each original row; ``None`` if unknown
@@ -34,7 +34,7 @@ def right_cells(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def exact_rows(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return booleans (...), true for rows whose cells all equal the original's to the last written digit."""
+    """Return booleans (...), true for rows whose cells all equal the original's when rounded as in the table."""
     least = torch.tensor([0.5 * 10.0**-c.decimals if c.is_number else 0.0 for c in schema.columns])
     return ((guesses - truths).abs() <= least + 1e-6 * truths.abs()).all(-1)
 
@@ -102,10 +102,11 @@ def usual_row(public: Tensor, schema: Schema) -> Tensor:
 
 
 def control_cells(public: Tensor, truths: Tensor, schema: Schema) -> Tensor:
-    """Return the share (B,) float64 of each true row's cells that are guessed right without the update.
+    """Return the share (B,) float64 of each true row's cells that guesses without the update get right.
 
-    ``truths`` (B, C): true rows. The share is the larger of two: that of :func:`usual_row`, and the :data:`BAND`
-    quantile over random draws of B ``public`` rows (M, C), each matched to ``truths`` by :func:`assign`.
+    ``truths`` (B, C): true rows. The share is the larger of two: that of :func:`usual_row`; and the quantile
+    :data:`BAND`, over random draws of B ``public`` rows (M, C), of their shares when :func:`assign` matches them to
+    ``truths``.
     """
     usual = right_cells(schema, usual_row(public, schema), truths).double().mean(1)
     rng = torch.Generator().manual_seed(0)

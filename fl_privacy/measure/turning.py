@@ -102,7 +102,7 @@ def _looks(gray: Tensor, side: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Gallery(Once):
-    """Images (N, C, H, W) in [0, 1]; caches their reduced copies, windows and tiles for comparisons with guesses."""
+    """Images (N, C, H, W) in [0, 1], with cached smaller copies, crops (windows) and tiles to compare with guesses."""
 
     images: Tensor
 
@@ -145,9 +145,9 @@ def _middle(looks: Tensor, slack: float) -> Tensor:
 
 
 def _windows(images: Tensor, slack: float) -> Tensor:
-    """Return all windows (N, V, D) of images (N, L, H, W) that have the size of a :func:`_middle`, with norm 1.
+    """Return all windows (N, V, D) of images (N, L, H, W), at V positions, as large as their middle within a margin.
 
-    L: channels; V: positions of a window; D: pixels in all channels; ``slack``: margin, as a share of the side.
+    ``slack``: margin, as a share of the side. L: channels; D: pixels in all channels. Windows have norm 1.
     """
     down, right = _edges(images, slack)
     height, width = images.shape[-2] - 2 * down, images.shape[-1] - 2 * right
@@ -175,7 +175,7 @@ def _slid(middles: Tensor, images: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Way(ABC):
-    """Comparison of a guess with B originals and K rivals (other images) after a change, such as rotation."""
+    """Comparison of a guess, changed in one way such as rotation, with B originals and K rivals (other images)."""
 
     own: Tensor  # (B,) correlations with the originals
     rest: Tensor  # (K,) correlations with the rivals
@@ -185,14 +185,15 @@ class Way(ABC):
     originals: Gallery
 
     def closer(self) -> "Way | None":
-        """Return the same comparison at higher resolution, if there is one."""
+        """Return this comparison of guess and originals at higher resolution; ``None`` if there is none."""
         return None
 
     @abstractmethod
     def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return unit vectors of the guess (D,), of an original (D,), and of K rivals (K, D), aligned with each other.
+        """Return vectors of norm 1 for the guess (D,), an original (D,), and K rivals (K, D), as they are compared.
 
-        ``original``: index of the original; ``rivals``: indices (K,) of the rivals.
+        Element i is the same place in all of them. ``original``: index of the original; ``rivals``: indices (K,) of the
+        rivals.
         """
 
 
@@ -223,7 +224,7 @@ class _Placed:
 
 @dataclass(frozen=True, eq=False)
 class Turning(Once):
-    """A guess to be compared with originals and with other images (``others``); caches its poses and tiles."""
+    """Guess to compare with images after a turn, mirroring or scaling (a pose), or in tiles; caches poses and tiles."""
 
     others: Gallery
     guess: Tensor  # (1, C, H, W) in [0, 1]
@@ -234,9 +235,10 @@ class Turning(Once):
         return self.once(sight, lambda: ShiftedDescriptors(self.guess, sight))
 
     def ways(self, originals: Gallery) -> list[Way]:
-        """Return comparisons of the guess with ``originals``, in other poses and cut into tiles.
+        """Return comparisons of ``originals`` with the guess: in other poses, and cut into tiles.
 
-        Poses are left out if too many other images correlate more at low resolution.
+        Poses are left out if, at low resolution, too many other images correlate with the guess more than the originals
+        do.
         """
         usual = torch.searchsorted(self.rivals, self.usual)
         way = partial(_Tiled, rivals=self.rivals, usual=usual, turning=self, originals=originals)
@@ -305,8 +307,9 @@ class Turning(Once):
         ]
 
     def _search(self, windows_at: Callable[[float], Tensor], side: int) -> Tensor:
-        """Return the largest absolute correlation (P, N) of the guess in P poses with N images of ``side`` pixels.
+        """Return the largest absolute correlation (P, N), over shifts, of the guess in P poses with each of N images.
 
+        A pose is a mirrored, rotated or scaled guess. ``side``: pixels of the images' longer side.
         ``windows_at(slack)`` returns the images' windows, as :func:`_windows`.
         """
         found = torch.empty(0)
@@ -318,10 +321,10 @@ class Turning(Once):
 
 
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
-    """Return the likeness (V, N) of V guesses to N images, each rebuilt from its own tiles to resemble the guess.
+    """Return the likeness (V, N) of V guesses to N images, whose tiles are rearranged to resemble the guess.
 
-    ``pieces`` (V, T, D), ``tiles`` (N, T, D): T tiles of each guess and image. The likeness of a guess a and a rebuilt
-    image b is 2ab / (aa + bb).
+    ``pieces`` (V, T, D), ``tiles`` (N, T, D): T tiles of each guess and image. The likeness of a guess a and a
+    rearranged image b is 2 a.b / (a.a + b.b), with inner products.
     """
     sizes = tiles.square().sum(-1)
     found = []
@@ -375,10 +378,13 @@ def _slacks(poses: Poses) -> list[tuple[Tensor, float]]:
 
 
 def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
-    """Return the largest absolute correlation (K, S) of each of K images with a guess in each of S poses.
+    """Return the largest absolute correlation (K, S), over shifts, of each of K images with a guess in S poses.
 
-    ``tried``: all K x S poses; ``gray``: guess for each; ``windows``: those of the images; ``side``: resolution in
-    pixels.
+    Args:
+        tried: K x S poses, S for each image in turn.
+        gray: gray guess (K S, 1, H, W) for each pose.
+        windows: windows of the images, by the margin of the poses.
+        side: resolution in pixels.
     """
     looks = _looks(tried.drawn(gray), side)
     looks = looks.view(len(windows[0][0]), -1, *looks.shape[1:])

@@ -141,7 +141,7 @@ class ImageNetwork(nn.Module):
         self.normalize: nn.Module = input_normalization(mean, std, in_channels)
 
     def __init_subclass__(cls) -> None:
-        """Replace ``**image`` in the signature of ``cls`` by the arguments that it stands for."""
+        """Show the arguments of ``ImageNetwork`` in the signature of ``cls``, instead of ``**image``."""
         common, own = (inspect.signature(each.__init__).parameters.values() for each in (ImageNetwork, cls))
         needed, optional = ([p for p in common if (p.default is p.empty) is wanted] for wanted in (True, False))
         named = {p.name: p for p in (*needed, *own, *optional) if p.kind is p.KEYWORD_ONLY}

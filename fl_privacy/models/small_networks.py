@@ -238,13 +238,13 @@ class BasicBlock(nn.Module):
 class ResNet18(ImageNetwork):
     """ResNet-18 for small images: a 3x3 convolution without pooling, and four stages of two basic blocks.
 
-    Any image size fits. DLG and SAPAG have ``activation="sigmoid", strides=(1, 1, 1, 1)``.
+    Any image size fits. The papers DLG and SAPAG take ``activation="sigmoid", strides=(1, 1, 1, 1)``.
 
     Args:
         width: channels of the first stage; each later stage has twice as many.
         norm: normalization after each convolution: ``batch``, ``group`` or ``none``.
         activation: name of the activation, one of ``layers.ACTIVATIONS``.
-        strides: stride of each stage; ``None`` takes those of the class.
+        strides: stride of each stage; ``None`` takes ``default_strides``.
     """
 
     blocks: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)

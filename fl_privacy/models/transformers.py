@@ -132,7 +132,10 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
 
 
 def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:
-    """Return Hugging Face's ``values`` by the names of ``model``; position embeddings include the first segment's."""
+    """Return Hugging Face's ``values`` by the names of ``model``.
+
+    The embedding of the first segment is added to the position embeddings, since the model has no segments.
+    """
     at = {name.removeprefix("bert."): value for name, value in values.items()}
     segment = at["embeddings.token_type_embeddings.weight"][0]
     found = {

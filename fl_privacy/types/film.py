@@ -35,7 +35,7 @@ Snapshot = Frame | TextFrame
 
 
 def shots(moments: int) -> frozenset[int]:
-    """Return the iterations, of 0 to ``moments - 1``, at which a film has a snapshot; they are denser at the beginning.
+    """Return the iterations, of 0 to ``moments - 1``, at which an attack keeps a snapshot; denser at the beginning.
 
     >>> sorted(shots(101))
     [0, 1, 3, 7, 13, 21, 30, 40, 53, 67, 83, 100]

@@ -102,11 +102,11 @@ class Knowledge:
         labels: client's labels, (B,) class indices or (B, K) class probabilities.
         defense: parts of the client's defense, for an adaptive attacker.
         same_data: name shared by updates from the same examples, which an adaptive attacker attacks together; ``None``
-            if a defense generates new images for each update, except by mixing.
+            if a defense replaces the images in each update by others than mixtures of them.
         public_images: images (N, C, H, W) in [0, 1] of the same domain, or texts (N, L), padded with -1.
         public_labels: classes (N,) of the public images.
         previous: reconstruction (B, C, H, W) in [0, 1] of the same examples in an earlier round.
-        private: substitutes for values that the victim keeps private: a colluding client's, or random ones.
+        private: values used for layers that the victim keeps private: a colluding client's, or random ones.
         colluder: number of the client that gave ``private``.
         features: outputs (B, ...) of the victim's private layers for its examples.
         features_at: name of the module whose inputs are ``features``, if not the first public layer.

@@ -114,7 +114,10 @@ class Schema:
 
     @cached_property
     def groups(self) -> tuple[Tensor, Tensor]:
-        """Return indices (G, L) of the encoded values of G categorical columns, and a mask: false for padding to L."""
+        """Return, for each of G categorical columns, the indices (G, L) of its values in an encoded row, and a mask.
+
+        L: most categories of a column; the mask is false for padding to L.
+        """
         pairs = zip(self.starts, self.columns, strict=True)
         picked = [(start, len(column.categories)) for start, column in pairs if column.categories]
         longest = max((size for _, size in picked), default=1)
@@ -143,9 +146,9 @@ class Schema:
 
     @cached_property
     def usual(self) -> Tensor:
-        """Return the encoded row (F,) to guess without an update: shares of categories, and 0 for numbers.
+        """Return the encoded row (F,) to guess without an update: each category's share, and 0 for numbers.
 
-        Unknown shares are equal; 0 is clamped to a number's bounds.
+        If the shares are unknown, they are equal. A 0 outside a number's bounds is moved to the nearest bound.
         """
         found, (low, high) = torch.zeros(self.width), self.bounds
         for start, column in zip(self.starts, self.columns, strict=True):

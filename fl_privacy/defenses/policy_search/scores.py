@@ -23,16 +23,19 @@ _ELEMENTS_ON_CPU = 1 << 24  # most elements of per-image gradients held at once 
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Inner products of image gradients, for S target images and K images on the way to each, in each of T tensors."""
+    """Inner products of gradients: at S target images, and at K images between a start and each target.
+
+    They are computed separately for each of T parameter tensors.
+    """
 
     dot: Tensor  # (T, S, K), of each point with its target
     squared: Tensor  # (T, S, K), of each point with itself
     squared_target: Tensor  # (T, S, 1), of each target with itself
 
     def cosine(self, of: Cosine) -> Tensor:
-        """Return the cosine (S, K) of each target's gradient with the gradients at the K images on the way to it.
+        """Return cosines (S, K) of the gradient at each target with those at the K images between start and target.
 
-        ``of``: ``whole`` for whole gradients, ``layers`` for the mean over tensors.
+        ``of``: ``whole`` for whole gradients, ``layers`` for the mean over parameter tensors.
         """
         parts = (self.dot, self.squared, self.squared_target)
         if of == "whole":
@@ -43,7 +46,10 @@ class InnerProducts:
 
 
 class GradientSimilarity:
-    """Compares images by their gradients, in evaluation mode; ``at_once``: most gradients in memory."""
+    """Compares images by their gradients for a model in evaluation mode.
+
+    ``at_once``: largest number of gradients kept in memory; ``None`` takes what fits.
+    """
 
     def __init__(
         self,
@@ -97,10 +103,10 @@ class GradientSimilarity:
         return int(fit)
 
     def _compare(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two tensors (T, s, K + 1): products of each image's gradient with its row's last one, and with itself.
+        """Return inner products and squared norms (T, s, K + 1) of images' gradients, for each of T parameter tensors.
 
-        They are inner products. T: parameter tensors. ``images``: s rows (s, K + 1, C, H, W), each with one class of
-        ``labels`` (s,).
+        The products are with the gradient of the row's last image. ``images``: s rows of K + 1 images (s, K + 1, C, H,
+        W); ``labels`` (s,): class of each row.
         """
         count, length = images.shape[:2]
         inputs, repeated = images.flatten(0, 1).unsqueeze(1), labels.repeat_interleave(length).unsqueeze(1)
@@ -119,7 +125,7 @@ class GradientSimilarity:
 
 
 def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return inner products (s, L) of each row's L gradients with its last gradient, and their squared norms (s, L).
+    """Return inner products (s, L) of L gradients with the last of them, for each of s rows, and squared norms (s, L).
 
     Gradients are sums over P positions of outer products of ``deltas`` (s, L, O, P) and ``inputs`` (s, L, D, P).
     """
@@ -156,11 +162,11 @@ class PrivacyPlan:
     def named(
         cls, variant: Variant, *, points: int | None = None, alpha: float = 0.7, beta: float = 0.3
     ) -> "PrivacyPlan":
-        """Return the options of the privacy score in the ``paper`` or in the authors' ``code``.
+        """Return the options of the privacy score in the ``paper`` (Gao et al. 2023) or in the authors' ``code``.
 
-        They differ in the number of ``points``, the rule of integration and the cosine; see the class for ``alpha`` and
-        ``beta``. ``code_normalized`` is ``code`` with mean and variance over class means, both normalized over all
-        policies.
+        The two differ in the number of ``points``, the rule of integration, and the cosine: of whole gradients, or
+        averaged over parameter tensors. ``code_normalized`` is ``code`` with areas averaged over each class first, and
+        with mean and variance normalized over all policies. See the class for ``alpha`` and ``beta``.
         """
         if variant == "paper":
             return cls(points=20 if points is None else points, alpha=alpha, beta=beta)
@@ -183,7 +189,7 @@ class PrivacyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyScore:
-    """Privacy score of one policy, and the mean and variance that it combines; lower is better."""
+    """Privacy score of one policy, from similarities of gradients; lower is better for the client."""
 
     score: float
     mean: float  # mean of the areas under curves of gradient similarity
@@ -195,8 +201,8 @@ def privacy_scores(
 ) -> list[PrivacyScore]:
     """Return the privacy score S_pri (Gao et al. 2023) of each policy on the images of ``batch``; lower is better.
 
-    It is computed from the ``similarity`` of gradients on the way from noise to the transformed image, as ``plan``
-    says.
+    It is the mean similarity of the gradient at a transformed image to gradients at blends of this image with noise.
+    ``plan`` sets the blends and the mean.
     """
     start = torch.rand(batch.inputs.shape, generator=derive_generator(seed, "search", "start")).to(batch.inputs)
     goals = torch.stack([transformed_by(batch.inputs, policy, seed) for policy in policies])
@@ -251,10 +257,10 @@ def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tenso
 
 
 def correlation_score(jacobian: Tensor, *, total: Total = "mean", eta: float = 1e-5) -> Tensor:
-    """Return a score that is higher the less correlated the rows are (Mellor et al. 2021; Gao et al. 2023, Eq. 14).
+    """Return a score that is higher the less correlated the rows are (Mellor et al. 2021; Gao et al. 2023).
 
-    It is minus Eq. 14, as Algorithm 1 needs. ``jacobian`` is (..., N, D) for N images of D pixels; the score (...) is
-    at most -1 (``mean``) or -N (``sum``), up to ``eta``.
+    It is minus Eq. 14 of Gao et al. ``jacobian`` (..., N, D): derivatives for N images of D pixels. ``total``: ``mean``
+    or ``sum`` over the N eigenvalues of the rows' correlations. ``eta``: small constant added to the eigenvalues.
     """
     rows = jacobian.double()
     rows = rows - rows.mean(-1, keepdim=True)
@@ -290,7 +296,7 @@ TrainingProgress = Callable[[int, int, float], None]  # (epochs done, total epoc
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """Training by SGD with momentum and three learning-rate drops; the defaults are the paper's."""
+    """Training of a network by SGD with momentum and three learning-rate drops; defaults of Gao et al. 2023."""
 
     epochs: int = 50
     lr: float = 0.1  # initial learning rate, divided by ten after 3/8, 5/8 and 7/8 of the epochs

@@ -123,8 +123,8 @@ class _ChannelSums(torch.autograd.Function):
 def separated_copy(model: nn.Module) -> tuple[nn.Module, dict[str, str], Victims]:
     """Return a copy of ``model`` with each norm layer separated into a normalization and an :class:`Affine`.
 
-    Also return a mapping of parameter names to those in the copy, and a :class:`Victims`, whose ``count`` (of attacked
-    batches) the caller sets before each pass.
+    Also return a mapping of parameter names to those in the copy, and the :class:`Victims` of these layers. The caller
+    sets its ``count``, the number of batches stacked in the inputs, before each pass.
     """
     # for statistics of each victim's batch, and without vmap's wrong second derivatives
     copied, victims = copy.deepcopy(model), Victims()
@@ -185,9 +185,10 @@ def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair
 
 
 def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _Pair) -> bool:
-    """Return whether matrix products and ``F.fold`` are faster than a grouped convolution for V victims.
+    """Return whether matrix products and ``F.fold`` compute the gradient of V victims' images fastest.
 
-    ``images`` (1, V C, H, W): the victims' images, stacked as channels. ``weight``: shape of the stacked weights.
+    The alternative is a grouped convolution. ``images`` (1, V C, H, W): the victims' images, stacked as channels.
+    ``weight``: shape of the stacked weights.
     """
     apart = stride[0] > 1 and tuple(dilation) == (1, 1) and images.shape[1] > weight[1] and not _compiles.get()
     return apart and len(images) == 1 and images.device.type == "cpu" and weight[1] <= _FEW

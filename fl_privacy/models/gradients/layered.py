@@ -41,7 +41,7 @@ class LayerCall:
         return replace(self, inputs=self.inputs[chosen], deltas=self.deltas[chosen])
 
     def weighted_sum(self, weights: Tensor) -> "LayerCall":
-        """Return a call of one victim, whose gradient is the sum of V victims' gradients times ``weights`` (V,)."""
+        """Merge V victims' calls into one, whose gradient is the sum of theirs times ``weights`` (V,)."""
         factors = weights.to(self.deltas).view(-1, *(1 for _ in self.deltas.shape[1:]))
         inputs, deltas = self.inputs.flatten(0, 1), (factors * self.deltas).flatten(0, 1)
         return replace(self, inputs=inputs.unsqueeze(0), deltas=deltas.unsqueeze(0))
@@ -62,10 +62,10 @@ _RULES: dict[type[nn.Module], tuple[Gradients, CallFactors | None]] = {}
 def register_layer_rule(
     *types: type[nn.Module], factors: CallFactors | None = None
 ) -> Callable[[Gradients], Gradients]:
-    """Register the decorated function, which computes the gradients of layers of exactly these ``types``.
+    """Register the decorated function to compute the gradients of layers of exactly these ``types``.
 
-    ``factors``: function that returns two matrices whose product is the weight's gradient. Layers without a rule use
-    ``torch.func``.
+    It takes a :class:`LayerCall` and names of parameters, and returns gradients (V, *shape) by name. ``factors``:
+    function for :func:`weight_factors`. Layers without a rule use ``torch.func``.
     """
 
     def register(gradients: Gradients) -> Gradients:
@@ -82,7 +82,11 @@ def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
 
 
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
-    """Return the factors (V, outputs, positions), (V, inputs, positions) of V victims' weight gradients, if any."""
+    """Return two factors whose product is the gradient of a layer's weight; ``None`` for types of layers without factors.
+
+    Their shapes are (V, outputs, P) and (V, inputs, P), for V victims and P positions (pixels or tokens of all
+    examples).
+    """
     _, factors = _RULES.get(type(call.module), (_by_vjp, None))
     return factors(call) if factors else None
 
@@ -150,9 +154,9 @@ class Factors:
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Return whether a layer's gradients are compared faster as products of inputs and output gradients than if formed.
+    """Return whether gradients are compared faster by their factors, a layer's inputs and output gradients.
 
-    ``positions``: number of places at which the layer is applied.
+    The alternative is to compute the gradient. ``positions``: number of places at which the layer is applied.
     """
     return 3 * positions * (outputs + inputs) < outputs * inputs
 
@@ -213,9 +217,9 @@ class Layered(VictimGradients):
     def gradients_and_products(
         self, inputs: Tensor, labels: Tensor, factored: Collection[str], hidden: Tensor | None = None
     ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
-        """Return gradients by name; for weights in ``factored``, return their factors instead, if there are any.
+        """Return gradients by name, and :func:`weight_factors` by name of those weights in ``factored`` that have factors.
 
-        The factors are those of :func:`weight_factors`; for ``hidden`` see :meth:`passed`.
+        The gradient of such a weight is the product of its factors, and left out. For ``hidden`` see :meth:`passed`.
         """
         gradients: dict[str, Tensor] = {}
         products: dict[str, tuple[Tensor, Tensor]] = {}
@@ -265,8 +269,9 @@ class Layered(VictimGradients):
     def passed(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, list[LayerCall]]:
         """Return the sum of V victims' losses, detached, and the recorded call of each layer.
 
-        The calls are differentiable with respect to ``inputs`` (V, B, ...). ``hidden`` (V, B, F): gradient of an
-        unknown loss of the clients with respect to the inputs of the layer with the weight ``victim_model.hidden``.
+        The calls are differentiable with respect to ``inputs`` (V, B, ...). ``hidden`` (V, B, F): for clients with an
+        additional secret loss, its gradient with respect to the inputs of the layer whose weight is
+        ``victim_model.hidden``.
         """
         count, size = inputs.shape[:2]
         create_graph = torch.is_grad_enabled()

