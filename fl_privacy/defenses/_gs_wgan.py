@@ -105,7 +105,7 @@ class CriticNet(nn.Module):
 
 
 class Critic:
-    """Critic of GS-WGAN, trained on ``own``, its part of the client's examples; an empty part leaves it untrained."""
+    """One of several critics of GS-WGAN, trained only on ``own``, a subset of the client's examples, if not empty."""
 
     def __init__(self, own: Batch, num_classes: int, rng: torch.Generator, *, width: int, lr: float) -> None:
         self._images, self._labels = own.inputs, hard_labels(own.labels)

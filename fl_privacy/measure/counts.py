@@ -64,7 +64,7 @@ class Counts:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the 95 % interval of ``share`` over independent uploads; (0, 1) if none was scored."""
+        """Return the 95 % interval of the share of reconstructed examples; (0, 1) if none was scored."""
         return share_interval(self.read, self.judged, groups=self.groups or None) if self.judged else (0.0, 1.0)
 
     @property

@@ -114,7 +114,7 @@ class ShiftedDescriptors(Once):
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (G, V, D) of G images, each mirrored or not, in shifts and gray versions: V variants.
+        """Return cached descriptors (G, V, D) of V variants of G images: gray versions, mirror images and shifts.
 
         For ``blur`` and ``window``, see :meth:`Descriptors.rows`.
         """

@@ -146,7 +146,7 @@ class Identified:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Look:
-    """Comparison of guesses with originals and rivals at one resolution; rivals are distractors and their means."""
+    """Comparison of guesses with originals and with rivals (other images that a guess could show) at one resolution."""
 
     guesses: Sequence[Turning]
     originals: Gallery
@@ -176,7 +176,7 @@ class Look:
 
     @cached_property
     def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return correlations of guesses with originals, the same standardized, and standardized correlations with rivals.
+        """Return correlations of guesses with originals, raw and standardized, and standardized ones with rivals.
 
         Their shapes are (G, W, B), (G, W, B) and (G, W, R), for G guesses, W comparisons (combinations of blurs and
         window), B originals and R rivals. :func:`relative` standardizes them.
@@ -250,9 +250,10 @@ def _z(correlations: Tensor) -> Tensor:
 
 
 def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply Fisher's z to correlations (W, R) and standardize each row by its columns ``usual`` (U,).
+    """Standardize Fisher's z of correlations (W, R) in each row; return it, and the rows' mean and spread (W, 1).
 
-    W: comparisons; R: rivals of the originals. Return the result, and the mean and spread (W, 1) of these columns.
+    W: comparisons; R: rivals, the images that an original must beat. ``usual`` (U,): indices of the columns that define
+    mean and spread.
     """
     z = _z(rest)
     typical = z[:, usual]
@@ -390,9 +391,8 @@ def control(
 ) -> tuple[float, float]:
     """Return the largest PSNR in dB and SSIM to ``original`` that guesses made without the update reach.
 
-    The guesses are the mean of ``candidates``, the mean of class ``label``, the nearest public image (a mean color for
-    ``None``), and ``extra`` (C, H, W), such as the same attack's guesses at another client. They are compared as in
-    :func:`aligned`.
+    The guesses are the original's mean color; the mean of ``candidates``, the mean of class ``label`` and the nearest
+    public image; and ``extra`` (C, H, W), such as the same attack's guesses at another client. See :func:`aligned`.
     """
     kept: dict[tuple[bytes, int | None], tuple[float, float]] = {} if candidates is None else candidates.controls
     if (key := (original.numpy().tobytes(), label)) not in kept:
@@ -421,8 +421,8 @@ def _public(original: Tensor, label: int | None, candidates: PublicImages | None
 def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
     """Return lead and likeness of the public image nearest to ``original``, taken as a guess of ``original``.
 
-    The lead is the original's margin over other candidates, the likeness their correlation; see :class:`Identified`.
     They are -inf and 0 if there is no such image, or if it resembles another candidate more than ``original``.
+    :class:`Identified` defines both.
     """
     key = original.numpy().tobytes()
     if key not in candidates.near:

@@ -193,9 +193,9 @@ class PpcPoint:
 
 
 def cap(points: Sequence[PpcPoint]) -> float:
-    """Return the mean of accuracy x distance of the attack's guesses from the originals over ``points``; higher is better.
+    """Return the mean, over ``points``, of accuracy x distance of guesses from originals (CAP, Fan et al. 2020, Eq. 1).
 
-    This is the calibrated averaged performance of Fan et al. 2020 (Eq. 1).
+    Higher is better for the client.
     """
     if not points:
         raise UserError("cap is expected to get at least one point, but got none; measure one strength of a defense.")
@@ -211,17 +211,14 @@ _ENOUGH = 10  # number of draws that fit as well as the guess, after which sampl
 
 @dataclass(frozen=True, kw_only=True)
 class Coincidences:
-    """How often examples of a data set are equal, as a probability in [0, 1].
-
-    ``of_two``: probability that two random examples are equal; ``of_usual``: share of the most frequent example.
-    """
+    """Probability ``of_two`` that two random examples are equal, and share ``of_usual`` of the most common example."""
 
     of_two: float = 1.0
     of_usual: float = 1.0
 
     @classmethod
     def counted(cls, equal: np.ndarray) -> "Coincidences":
-        """Estimate both probabilities from N examples; ``equal`` (N,): number of other examples that equal each."""
+        """Estimate ``of_two`` and ``of_usual``; ``equal`` (N,): for each of N examples, how many others equal it."""
         number = len(equal)
         if number < 2:
             return cls()
@@ -346,8 +343,8 @@ def either(*chances: float) -> float:
 def combined(chances: Sequence[float]) -> float:
     """Return one p-value for several independent uploads with the p-values ``chances``.
 
-    It is small if more of them are small than by chance. Those above 1 - ``BAND`` are ignored; if this leaves none, or
-    there is only one, the result is the least of all.
+    It is small if more of them are small than chance explains. Those above 1 - ``BAND`` are ignored. If none remains,
+    or if there is only one, the result is the least of all.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

@@ -155,9 +155,9 @@ def _network(device: torch.device) -> nn.Module | None:
 
 
 def noise_ratio(evaluator: str, input_shape: Sequence[int]) -> MetricFunction:
-    """Return a metric: the share of noise (N,), in [0, 1], that the network in the file ``evaluator`` finds in each guess.
+    """Return a metric: the share of noise (N,), in [0, 1], that a network (file ``evaluator``) finds in each guess.
 
-    Such networks are those of the Refiner defense.
+    The Refiner defense uses such networks.
     """
     network = find_evaluator(evaluator, input_shape)
 

@@ -57,7 +57,8 @@ def matched(
 ) -> Match:
     """Build a :class:`Match`; ``guess`` is ``None`` if the attack failed, and ``failure`` is the reason.
 
-    If only some originals lack a guess, the failure is ``missing``. Each gets a guess filled with the value ``empty``.
+    An original without a guess gets one filled with the value ``empty``. If only some lack a guess, the failure is
+    ``missing``.
     """
     order, guesses = torch.full((len(originals),), -1), torch.full_like(originals, empty)
     guessed_labels = torch.full_like(labels, -1)

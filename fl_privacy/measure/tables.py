@@ -84,7 +84,7 @@ def categories_right(right: Tensor, numbers: Tensor) -> Tensor:
 
 
 def numbers_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the share (N,) float64 of each row's numeric cells that are right; see :func:`categories_right`."""
+    """Return the share (N,) float64 of each row's numeric cells that are right, like :func:`categories_right`."""
     return (right & numbers).sum(1).double() / numbers.sum(1)
 
 
@@ -140,7 +140,7 @@ BLOCK = 64  # number of rows that are compared with all guesses at a time
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PinnedRows:
-    """Shares of cells and rows that are guessed right, and each true row's guess; see :func:`pinned_rows`."""
+    """Result of :func:`pinned_rows`: shares of cells and rows that are guessed right, and each true row's guess."""
 
     cells: float  # share of right cells, in the matching that maximizes it
     rows: float  # share of rows with all cells right, in the matching that maximizes it

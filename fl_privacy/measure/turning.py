@@ -145,7 +145,7 @@ def _middle(looks: Tensor, slack: float) -> Tensor:
 
 
 def _windows(images: Tensor, slack: float) -> Tensor:
-    """Return all windows (N, V, D) of images (N, L, H, W), at V positions, as large as their middle within a margin.
+    """Return all windows (N, V, D) of images (N, L, H, W): crops at V positions, smaller by a margin on each side.
 
     ``slack``: margin, as a share of the side. L: channels; D: pixels in all channels. Windows have norm 1.
     """
@@ -397,7 +397,7 @@ def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tiled(Way):
-    """Comparison in which each image is rebuilt: each tile of the guess is replaced by the image's nearest tile."""
+    """Comparison that ignores the order of tiles: each tile of the guess meets the nearest tile of the image."""
 
     grid: int
     pieces: Tensor

@@ -73,13 +73,13 @@ def viewed_by(viewer: Viewer) -> Iterator[None]:
 
 
 def show_frames(take: Callable[[], Sequence[Snapshot]]) -> None:
-    """Pass the snapshots that ``take`` returns to the current viewer; if none is set, do not call ``take``."""
+    """Show snapshots of a running attack in the context's viewer; if there is none, ``take`` is not called."""
     if (viewer := _viewer.get()) is not None:
         viewer(take())
 
 
 def joined(first: Sequence[Snapshot], moments: int, then: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
-    """Join two films; ``moments`` is added to the iterations of ``then``."""
+    """Join two films (snapshots of an attack); add ``moments``, the iterations of ``first``, to those of ``then``."""
     return (*first, *(replace(each, at=each.at + moments) for each in then))
 
 

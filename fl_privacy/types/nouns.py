@@ -102,7 +102,7 @@ class Knowledge:
         labels: client's labels, (B,) class indices or (B, K) class probabilities.
         defense: parts of the client's defense, for an adaptive attacker.
         same_data: name shared by updates from the same examples, which an adaptive attacker attacks together; ``None``
-            if a defense replaces the images in each update by others than mixtures of them.
+            if a defense makes new images for each update, unless they are mixtures.
         public_images: images (N, C, H, W) in [0, 1] of the same domain, or texts (N, L), padded with -1.
         public_labels: classes (N,) of the public images.
         previous: reconstruction (B, C, H, W) in [0, 1] of the same examples in an earlier round.

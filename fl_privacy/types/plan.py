@@ -109,7 +109,7 @@ class LocalPlan:
     def held(self, names: Iterable[str]) -> frozenset[str]:
         """Return those of the parameter ``names`` that this plan does not train.
 
-        ``UserError`` if it trains none, or if a pattern in ``frozen`` or ``trained`` matches no name.
+        ``UserError`` if it trains none, or if a pattern in ``frozen`` matches no name.
         """
         if not self.frozen and not self.trained:
             return frozenset()

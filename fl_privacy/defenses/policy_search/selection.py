@@ -19,7 +19,7 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """ATS policy with its privacy and accuracy scores; a score that is not finite raises ``UserError``."""
+    """Policy (sequence of image operations) with its privacy and accuracy scores; ``UserError`` for NaN or infinity."""
 
     policy: Policy
     privacy: float  # S_pri, lower is better for the client

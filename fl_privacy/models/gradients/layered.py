@@ -25,7 +25,7 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, eq=False)
 class LayerCall:
-    """Record of one layer's inputs and output gradients, from a pass over the batches of all V victims."""
+    """Record of a layer's inputs and output gradients, in one pass over the batches of V victims (attacked clients)."""
 
     module: nn.Module
     names: Mapping[str, str]  # name of each wanted parameter in the layer -> its name in the model
@@ -82,7 +82,7 @@ def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
 
 
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
-    """Return two factors whose product is the gradient of a layer's weight; ``None`` for types of layers without factors.
+    """Return two factors whose product is the gradient of a layer's weight; ``None`` if its type has none.
 
     Their shapes are (V, outputs, P) and (V, inputs, P), for V victims and P positions (pixels or tokens of all
     examples).
@@ -154,9 +154,10 @@ class Factors:
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Return whether gradients are compared faster by their factors, a layer's inputs and output gradients.
+    """Return whether gradients are compared faster by their factors, without computing them.
 
-    The alternative is to compute the gradient. ``positions``: number of places at which the layer is applied.
+    The factors are a layer's inputs and output gradients. ``positions``: number of places at which the layer is
+    applied.
     """
     return 3 * positions * (outputs + inputs) < outputs * inputs
 

@@ -162,10 +162,7 @@ _COLUMNS = 1 << 18
 
 
 def _outputs_of_victims(layer: Any, inputs: Tensor) -> Tensor:
-    """Return outputs of a linear layer or convolution, of V victims' stacked ``inputs`` (V B, ...).
-
-    Its weight and bias have a leading axis V.
-    """
+    """Apply a linear layer or convolution with weights (V, ...) of V victims to their inputs (V B, ...)."""
     weight = layer.weight
     count, outputs = weight.shape[:2]
     bias = weight.new_zeros(count, outputs) if layer.bias is None else layer.bias
@@ -192,7 +189,7 @@ JoinedLoss = Callable[[Tensors, Tensor, Tensor], Tensor]
 
 
 def joined_loss(victim_model: VictimModel) -> JoinedLoss | None:
-    """Return a function for V victims' loss in one forward pass: (parameters (V, *shape) by name, inputs, labels) -> loss.
+    """Return a function (parameters (V, *shape) by name, inputs, labels) -> loss of V victims in one forward pass.
 
     ``None`` unless all parameters are of linear layers and convolutions, and the loss is cross entropy.
     """

@@ -36,7 +36,7 @@ def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> 
 
 
 def read_about(file: Path) -> dict[str, str]:
-    """Return the metadata of an evaluation network's file; ``UserError`` if the file is missing or of another kind."""
+    """Return the metadata in an evaluation network's ``file``; ``UserError`` if it is missing or no such file."""
     return _read(file, tensors=False)[0]
 
 
