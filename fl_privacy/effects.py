@@ -281,10 +281,7 @@ Description = tuple[Part, ...]
 
 
 def mixing(parts: Description | None) -> Mixed | None:
-    """Return the :class:`Mixed` effect of a defense that changes images only by mixing them, else ``None``.
-
-    ``parts``: description of the defense.
-    """
+    """Return the :class:`Mixed` effect among the defense's ``parts``, if it changes images only by mixing them."""
     changing = [part.effect for part in parts or () if isinstance(part.effect, OtherImages | Transformed)]
     return changing[0] if len(changing) == 1 and isinstance(changing[0], Mixed) else None
 

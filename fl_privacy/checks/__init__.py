@@ -41,14 +41,9 @@ def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
 def meant_by(word: str, allowed: Collection[str], group: str = "", *, above: str | None = None) -> str:
     """Return the name in ``allowed`` that a misspelled ``word`` most likely means; empty if none fits.
 
-    Aliases come before similar names. The result may also be an override, such as ``server=imprint``.
-
-    Args:
-        word: misspelled option or setting.
-        allowed: valid names.
-        group: configuration group of the option, such as ``attack``; empty for a setting.
-        above: configuration section of the setting, empty at top level. At top level and in ``federation``, settings of
-            other sections are suggested, too.
+    Aliases come before similar names. The result may also be an override, such as ``server=imprint``. ``group``:
+    configuration group of an option, such as ``attack``; empty for a setting. ``above``: section of a setting; at top
+    level (empty) and in ``federation``, settings of other sections are suggested, too.
     """
     table = aliases()
     plain = re.sub(r"[\s.-]+", "_", word.strip().lower())
@@ -72,9 +67,8 @@ _YEAR = re.compile(r"(_?et_?al)?_?((19|20)?\d\d)?$")
 def aliases() -> Mapping[str, Any]:
     """Return other names that users type for options and settings, from ``aliases.json``.
 
-    Examples: ``options["attack"]["auto"] == ["strongest", ...]``; ``settings["lr"] == ["learning_rate", ...]``;
-    ``elsewhere["lr"] == "federation=fedavg federation.plan.lr"``, a suggestion for a setting of another section. An
-    option may also be an override, such as ``server=imprint``.
+    Examples: ``options["attack"]["dlg"] == ["zhu", ...]``, ``settings["lr"] == ["learning_rate", ...]``.
+    ``elsewhere["lr"]`` is a full override for use in other sections.
     """
     return shipped(__file__, "aliases.json")  # type: ignore[no-any-return]
 
@@ -118,9 +112,9 @@ def whole(name: str, value: int, *, at_least: int, at_most: int | None = None, e
 
 
 def shape(name: str, value: object, *, example: str) -> tuple[int, ...]:
-    """Return ``value``, a whole number or a sequence of whole numbers, as a tuple.
+    """Return ``value``, a whole number or a sequence of them, as a tuple; ``UserError`` if one is below 1.
 
-    ``UserError`` if a number is below 1; its message begins with ``name`` and ends with the advice ``example``.
+    The message begins with ``name`` and ends with the advice ``example``.
     """
     sizes = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     if not sizes or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):

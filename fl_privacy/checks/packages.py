@@ -26,10 +26,7 @@ INSTALLED_BY: Mapping[str, str] = {
 
 
 def lacks(package: str, what: str, *, instead: str = "") -> UserError:
-    """Return the error that a ``package`` is missing for the feature ``what``; it advises to install the package.
-
-    ``instead``: further advice after the installation command, such as "or leave it out".
-    """
+    """Return the error that a ``package`` is missing for ``what``: how to install it, or what to do ``instead``."""
     other = f", {instead}" if instead else ""
     return UserError(
         f"{what} is expected to find the package {package}, but it is not installed; run"

@@ -39,8 +39,7 @@ def cached(
 ) -> tuple[Examples, Examples]:
     """Return the examples that ``make`` builds, from a cache in ``folder`` or the user's cache, if they are there.
 
-    ``name``, ``key``: identify the cached file. The folder is readable by its owner only; if it can't be written, a
-    warning names it.
+    ``name``, ``key``: identify the cached file. The folder is private; if it can't be written, a warning names it.
     """
     digest = hashlib.sha256(json.dumps([_FORMAT, *key]).encode()).hexdigest()[:16]
     file = (folder or user_cache_folder()) / f"{name.replace('/', '--')}-{digest}.safetensors"

@@ -214,8 +214,7 @@ def find_column(
 ) -> str:
     """Return the column named ``chosen`` or, if it is ``None``, the first of the ``usual`` names; case does not matter.
 
-    ``UserError`` if there is none, with the column's role ``kind``, the data set's ``name`` and the ``setting`` to
-    change.
+    If there is none, ``UserError`` names its role ``kind``, the data set and the ``setting`` to change.
     """
     wanted_names = [chosen] if chosen else usual
     found = next((column for column in wanted_names if column in columns), None)
@@ -241,12 +240,9 @@ def encode_labels(
 ) -> tuple[list[Tensor], tuple[str, ...]]:
     """Return each split's label column as class indices (N,) int64, and the names of the K classes.
 
-    ``UserError`` if values are missing or do not fit, or there is only one class.
-
-    Args:
-        parts: label columns of the splits.
-        names: class names, of which values are indices; ``None`` takes the sorted distinct values as classes.
-        column, name, setting: column, data set, and setting to change, for the error message.
+    ``parts``: label columns of the splits. ``names``: class names, of which values are indices; ``None`` takes the
+    sorted distinct values as classes. ``UserError``, which names ``column``, data set ``name`` and ``setting``, if
+    values are missing or do not fit, or there is only one class.
     """
     values = np.concatenate([np.asarray(part) for part in parts])
     if values.dtype == object or values.ndim != 1:

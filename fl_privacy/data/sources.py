@@ -267,8 +267,7 @@ def local_source(folder: Path, by_class: Callable[[Path], Source] = ImageFolder)
 def named_folder(name: str, root: str | None, *, own: str) -> Path | None:
     """Return the folder of the data set ``name`` in ``root`` or, without ``root``, in ``FL_PRIVACY_DATA``, if any.
 
-    The name ``own`` stands for a user's own data: its folder is ``root`` itself. It raises ``UserError`` without
-    ``root``.
+    For the name ``own``, a user's own data, return ``root`` itself; ``UserError`` without ``root``.
     """
     if name != own:
         return environment_folder(name) if root is None else expanded(root) / name

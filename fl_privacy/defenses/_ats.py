@@ -19,8 +19,7 @@ def ats(
 ) -> Defense:
     """Transform every training image by a policy, a sequence of image operations (ATS, Gao et al. 2021, 2023).
 
-    Labels are unchanged. The defaults are the paper's policies for CIFAR-100 and ResNet20; ``fl-privacy
-    search-policies`` finds others.
+    Labels stay. The defaults are the paper's for CIFAR-100 and ResNet20; ``fl-privacy search-policies`` finds others.
 
     Args:
         policies: policy ``i-j-k``, which applies operations number i, j and k in turn; a list of policies, of which

@@ -160,9 +160,8 @@ def local_dp(
 def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
     """Clip each example's gradient, add Gaussian noise to the sum, divide by the batch size (Abadi et al. 2016).
 
-    Compose it before other gradient defenses, since it recomputes the gradient. Gradients of parameters that are not
-    uploaded are noised, too, since they shape later uploads. ``privacy.guarantee`` turns the noise multiplier into
-    epsilon.
+    Compose it before other gradient defenses, since it recomputes the gradient. Gradients of private parameters are
+    noised, too, since they shape later uploads. ``privacy.guarantee`` computes epsilon.
 
     Args:
         clip_norm: largest l2 norm C of one example's gradient, above 0.

@@ -126,13 +126,13 @@ def fdl_pp(
     autoencoder and passports never leave the client.
 
     Args:
-        private: names of the private modules; ``None`` takes the first convolution or linear layer and a normalization
-            directly after it.
+        private: names of the private modules; ``None`` takes the first convolution or linear layer, and its
+            normalization.
         start: initial values of the private convolutions: ``own`` to each client or ``shared`` by all.
         private_passes: passes over the client's examples at the end of each round that train only the private part.
         form: ``functional`` computes gamma and beta from passports (Eq. 24). ``penalized`` trains gamma and beta, and
-            penalizes their distance from those of the passports (Eq. 25). The paper takes ``penalized`` (Eq. 26), which
-            keeps the accuracy in long trainings.
+            penalizes their distance from those of the passports (Eq. 25). The paper has this (Eq. 26); it keeps the
+            accuracy.
         penalty: weight of the penalty.
         hidden: number of outputs of the autoencoder's first layer; ``None`` takes half the channels of the convolution.
     """

@@ -50,8 +50,7 @@ def compress_with_feedback(
 ) -> Tensors:
     """Return ``compress(tensors)``; with ``feedback``, parts that earlier calls left out are added to ``tensors``.
 
-    These parts are kept in ``state``, under names that begin with ``owner``. ``compress`` must add no noise: feedback
-    would undo it.
+    These parts are kept in ``state``, under names that begin with ``owner``. ``compress`` must add no noise.
     """
     if not feedback:
         return compress(tensors)

@@ -24,8 +24,7 @@ def quantization(
     Args:
         bits: bits per element, 1 to 28; zero stays zero from 2 bits on.
         rounding: ``nearest`` or ``stochastic``, which is unbiased.
-        error_feedback: ``True`` adds the rounding error to the next update; only with ``nearest``, since the error
-            of random rounding would grow.
+        error_feedback: ``True`` adds the rounding error to the next update; only with ``nearest``.
     """
     checks.whole("defense.bits", bits, at_least=1, at_most=28, example=8)
     checks.one_of("defense.rounding", rounding, ("nearest", "stochastic"))

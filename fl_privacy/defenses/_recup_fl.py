@@ -52,8 +52,8 @@ def mislead(
 ) -> Tensors:
     """Perturb ``gradient`` so that classifiers of the client's attribute err; see :func:`recup_fl`.
 
-    ``heads``: classifiers that take the output of ``sketch``, a shortened gradient. ``budget``: largest norm of the
-    change, relative to that of ``gradient``.
+    ``heads``: classifiers of gradients shortened by ``sketch``. ``budget``: largest norm of the change over the
+    gradient's.
     """
     radius = budget * _norm(gradient)
     if radius == 0:

@@ -101,8 +101,7 @@ def estimated_row_norms(
 ) -> tuple[Tensor, Tensor]:
     """Return features (B, D) and estimated norms of their derivatives by the inputs, as :func:`exact_row_norms` does.
 
-    The estimate takes ``directions`` products of the derivatives (Jacobian) with random signs. Its relative error is
-    about 1 / sqrt(2 directions).
+    It takes ``directions`` Jacobian products with random signs; the relative error is about 1 / sqrt(2 directions).
     """
     x = inputs.detach()
 
@@ -142,8 +141,8 @@ def soteria(
     (Soteria, section 4). The bias gradient and all other layers stay.
 
     The paper has no epsilon. ``form="code"`` follows the authors' scripts for the cosine attack, with epsilon 0.1:
-    negative features have negative scores, and features are zeroed if the magnitude of their score is below the
-    percentile ``rate`` of all scores.
+    negative features have negative scores, and features are zeroed if their score's magnitude is below the percentile
+    ``rate``.
 
     Args:
         rate: share of the features that are zeroed, in [0, 1).

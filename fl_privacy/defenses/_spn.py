@@ -35,12 +35,10 @@ def spn(
 
     CE is the cross entropy. A private head, layers that each client keeps, gets the inputs of ``layer``. The
     polarization loss LP pulls the head's output to a random code of the example's class. The gradient of LP perturbs
-    that of earlier layers. The paper's text has alpha1 + alpha2 = 1, its experiments alpha1 = 1. The client's seed
-    reveals head and codes.
+    that of earlier layers. In the paper's experiments, alpha1 is 1. The client's seed reveals head and codes.
 
     Args:
-        alpha1: factor of CE, above 0. If it is not 1, reports count (alpha1 - 1) times the gradient of CE as
-            perturbation.
+        alpha1: factor of CE, above 0. Reports count (alpha1 - 1) times its gradient as perturbation.
         alpha2: factor of LP, at least 0.
         bits: length K of the codes (32, 64 or 128 in the paper).
         margin: margin m of LP (Eq. 5), at least 1.
@@ -158,8 +156,8 @@ def _expect_fitting(host: str, layer: str | None, output_layer: str, logits: Ten
 class PolarizationHead(nn.Module):
     """Private layers of SPN (Fan et al. 2020, section 3.1) that map F ``features`` to K ``bits``.
 
-    Outputs are trained towards the random code, K signs, of an example's class. Initial weights and biases are uniform
-    between -``bound`` and ``bound``.
+    Outputs are trained towards the random code, K signs, of an example's class. Initial values are uniform in
+    [-``bound``, ``bound``].
     """
 
     codes: Tensor  # (C, K) of -1 and 1, one random code for each class

@@ -70,11 +70,8 @@ Make = Callable[[Batch, LocalData], Batch]  # function from a client's examples 
 def exchanging(part: Part, make: Make, *, images_per_class: int, every_class: bool = False) -> Defense:
     """Build a defense that trains on synthetic images in place of the client's examples.
 
-    Args:
-        part: description of the defense.
-        make: function (client's Batch, LocalData) -> synthetic Batch, called once for a client.
-        images_per_class: number of synthetic images of each class.
-        every_class: ``True`` makes images of all classes, ``False`` of the client's.
+    ``part``: description of the defense. ``make``: function (client's Batch, LocalData) -> synthetic Batch, called once
+    for a client. ``images_per_class``: images of each of the client's classes or, if ``every_class``, of all classes.
     """
     images, labels = f"{part.name}/images", f"{part.name}/labels"
 
@@ -220,8 +217,7 @@ def dc(
     Condensed images are optimized until their gradients have the direction of the real images' gradients, class by
     class, for networks trained on the condensed images. The paper takes 1,000 networks, 256 real images a class, a
     width of 128 and, for 50 images a class, 50 outer and 10 inner steps; the defaults are for CPUs. Few updates leave
-    condensed images close to their start. A reconstruction is compared with the client's nearest own image of its
-    class.
+    images close to their start. A reconstruction is compared with the client's nearest image of its class.
 
     Args:
         images_per_class: condensed images of each class that the client has.
@@ -247,11 +243,7 @@ def dsa(
     width: int = 32,
     start: Start = "real",
 ) -> Defense:
-    """Train on condensed images, made with random augmentation (DSA, Zhao and Bilen 2021).
-
-    All images of a class share one random augmentation per step. The authors start from real images. Arguments are
-    those of :func:`dc`.
-    """
+    """Train like :func:`dc`, with one random augmentation per class and step (DSA, Zhao and Bilen 2021)."""
     return _matching("dsa", _Plan(**locals(), augment=True))
 
 

@@ -61,8 +61,7 @@ class LocalStep:
 class LocalData:
     """What a defense that replaces a client's examples gets besides these examples.
 
-    A defense may cache results in ``state``, which lasts over rounds. ``rng`` is the same in every round, so that equal
-    examples give equal results.
+    A defense may cache results in ``state``, which lasts over rounds. ``rng`` is the same in every round.
     """
 
     num_classes: int
@@ -107,11 +106,10 @@ class Defense:
         examples: (Batch, LocalData) -> Batch that replaces all examples for training and probes.
         outcome: (labels (N,), K) -> labels (M,) of the examples that ``examples`` returns, if M differs from N.
         data: (Batch, ClientState, rng) -> Batch of as many examples in the same order, for each gradient.
-        gradient: (Tensors, LocalStep) -> Tensors, for each local gradient of the parameters sent. The result may also
-            contain gradients of private parameters.
+        gradient: (Tensors, LocalStep) -> Tensors, for each local gradient; the result may hold those of private
+            parameters.
         anew: functions in ``gradient`` that compute all gradients themselves and ignore their input.
-        upload: (Tensors, ClientState, rng) -> Tensors, for the upload (gradient or delta); missing names are not
-            uploaded.
+        upload: (Tensors, ClientState, rng) -> Tensors to upload (gradient or delta), without names to withhold.
     """
 
     parts: Description = ()

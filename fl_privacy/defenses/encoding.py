@@ -101,7 +101,7 @@ class _Layout:
         return self.flat[self.present]
 
     def _grid_bits(self, most: int) -> int:
-        """Return the bits per value if the nonzero values are multiples of one step; 0 if above ``most`` or if not."""
+        # bits of a value if the nonzero ones are multiples of one step, else 0
         scale, codes, ahead = self.flat.abs().amax(), torch.from_numpy(_CODES)[:most], self.present[:_AHEAD]
         few = (self.flat[:_AHEAD][ahead] if ahead.count_nonzero() >= _GLANCE else self.nonzero)[:_PROBE]
         fits = (few.double() / scale.double() * codes).round_().mul_(scale.double()).div_(codes).to(few.dtype) == few

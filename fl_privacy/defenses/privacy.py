@@ -184,10 +184,7 @@ def svt_epsilon(elements: int, *, fraction: float = 0.1, epsilon: float = 0.1, n
 
 
 def svt_split(epsilon: float, shared: int) -> tuple[float, float]:
-    """Split ``epsilon`` between threshold and queries of the sparse vector technique, in proportion 1 : (2 n)^(2/3).
-
-    n = ``shared`` is the number of uploaded elements.
-    """
+    """Split ``epsilon`` between threshold and queries of the sparse vector technique; ``shared``: uploaded elements."""
     threshold = epsilon / (1 + (2 * shared) ** (2 / 3))
     return threshold, epsilon - threshold
 

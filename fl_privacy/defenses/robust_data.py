@@ -33,8 +33,7 @@ def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: 
     """Return the weight of each gradient element in Refiner's distance UM of gradients (Eq. 3): |g theta| tau^i.
 
     ``target``: gradients g, (*shape) or (B, *shape). ``values``: parameters theta. ``depths``: number i of each
-    parameter's layer. ``by``: factors to use, both (``product``), g (``gradient``), theta (``value``) or ``none``.
-    ``decay``: tau.
+    parameter's layer. ``by``: factors to use: ``product``, ``gradient`` g, ``value`` theta or ``none``. ``decay``: tau.
     """
     elements: Callable[[Tensor, Tensor], Tensor] = {
         "product": torch.mul,
@@ -51,8 +50,8 @@ AsInputs = Callable[[Tensor], Tensor]  # robust data (B, ...) in [0, 1] -> model
 def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs, start: Tensor) -> Gap:
     """Return a function from robust data to UM, the weighted squared distance of their gradient to ``target`` (Eq. 4).
 
-    Robust data are Refiner's noise-like images or texts, shaped like ``start``, which replace the batch. ``weights``:
-    factor of each element's difference. ``as_inputs``: function from robust data to model inputs.
+    Robust data are Refiner's noise-like images or texts, shaped like ``start``, which replace the batch. ``as_inputs``:
+    function from robust data to model inputs.
     """
     like = Batch(as_inputs(start), step.batch.labels)
     gradient = gradient_by_inputs(step.model, step.sent, like, list(target), plan=step.plan, changes=step.changes)
@@ -66,9 +65,9 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsI
 
 
 def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
-    """Return a function from robust data (B, ...) to their gradients' distance UM (B,) from each example's ``target``.
+    """Return a function from robust data (B, ...) to their gradients' distances UM (B,) from ``target``.
 
-    Robust data are Refiner's noise-like substitutes for examples; see :func:`batch_gap`.
+    For robust data see :func:`batch_gap`; here, there is a gradient for each example.
     """
 
     def gap(images: Tensor) -> Tensor:
@@ -91,12 +90,9 @@ def descend(
 ) -> Iterator[Tensor]:
     """Yield the iterates, in [0, 1], of gradient descent from ``start`` on gap / unit - beta privacy (Refiner, Eq. 2).
 
-    Args:
-        start: images (B, C, H, W), or embedded texts (B, L, d).
-        gap: function to the distance UM of gradients, lower is better for training.
-        privacy: function to the privacy metric PM, higher is better.
-        unit: scale of ``gap``, (B,), or () or (1,) for the batch.
-        lr: step size, reduced to that of Polyak's rule for gap / unit if that is smaller.
+    ``start``: images (B, C, H, W), or embedded texts (B, L, d). ``gap``: function to the gradients' distance UM, lower
+    is better; ``unit``: its scale, () or (B,), or (1,) for the batch. ``privacy``: function to the privacy metric PM,
+    higher is better. Steps along gap / unit are at most Polyak's.
     """
     images = start
     for _ in counted("refining images", range(iterations)):
@@ -166,7 +162,7 @@ class Pixels:
 class RobustTexts:
     """Search space of Refiner for texts: scaled word embeddings (B, L, d) in [0, 1] (appendix F).
 
-    It seeks random words that have nearly the gradient of the texts ``tokens`` (B, L), padded with -1. The embedding is
+    It seeks random words that have nearly the gradient of the texts ``tokens`` (B, L), padded with -1. Embeddings are
     not trained.
     """
 
@@ -273,8 +269,7 @@ def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict
     """Return estimated Shapley values (C,) of each layer's C neurons for the batch's loss (Ghorbani and Zou 2020).
 
     In ``permutations`` random orders, neurons are replaced one by one by their mean output; the rise of the loss is
-    credited to the neuron. An order ends when the loss equals that with all neurons replaced; the remaining neurons get
-    0.
+    credited to the neuron. An order ends when the loss reaches that with all neurons replaced; the rest get 0.
     """
     network = _Network(step)
     for name, number in network.neurons:
@@ -296,10 +291,7 @@ def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict
 
 
 def shapley_of_elements(step: LocalStep, *, permutations: int = PERMUTATIONS) -> Tensors:
-    """Return tensors shaped like the parameters, which hold for each element the Shapley value of its neuron.
-
-    See :func:`neuron_shapley`.
-    """
+    """Return, shaped like each parameter, the Shapley value of each element's neuron; see :func:`neuron_shapley`."""
     values, parameters = neuron_shapley(step, permutations=permutations), step.sent.parameters
     found = {}
     for layer, own in values.items():

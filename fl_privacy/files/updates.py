@@ -162,10 +162,7 @@ def _array(data: bytes) -> Tensor:
 
 
 def _of_flare(file: Any, length: int) -> SavedArrays:
-    """Read NVFlare's weights (a DXO), alone or in a Shareable, from a file in its FOBS format of ``length`` bytes.
-
-    NVFlare is not imported.
-    """
+    # a DXO, alone or in a Shareable, in the format FOBS; NVFlare is not imported
     sections, blobs = list[bytes](), dict[str, bytes]()
     while header := file.read(_HEADER.size):
         marker, _, size = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, 0, 0)
@@ -203,11 +200,7 @@ def _unpacked(data: bytes, blobs: Mapping[str, bytes]) -> Any:
 
 
 def _plain(value: Any, blobs: Mapping[str, bytes], depth: int) -> Any:
-    """Convert nested values from a file of NVFlare (its format FOBS) or Fed-BioMed: arrays become tensors.
-
-    An object of another class becomes its content. ``blobs``: content of separately stored arrays by id. ``depth``:
-    depth of ``value``; too deep ones are refused.
-    """
+    # arrays become tensors, other objects their contents; blobs: separately stored arrays by id
     if depth > _MOST_DEPTH:
         raise _UnfitError("is nested too deeply")
     if not isinstance(value, dict):

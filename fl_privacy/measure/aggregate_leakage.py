@@ -28,8 +28,8 @@ def class_trace(
 ) -> ClassTrace | None:
     """Return each class's change of the output bias and its number of examples; ``None`` if either is unknown.
 
-    ``sent``, ``uploaded``: arrays by ``record/name``, the names of a Flower record and of an array in it. ``labels``:
-    class indices (N,), if known.
+    ``sent``, ``uploaded``: arrays by ``record/name`` (names of a Flower record and of its array). ``labels``: class
+    indices (N,), if known.
     """
     if labels is None or not len(labels) or labels.dtype.kind not in "iu" or int(labels.min()) < 0:
         return None

@@ -116,7 +116,7 @@ class ShiftedDescriptors(Once):
     def rows(self, blur: int, window: int) -> Tensor:
         """Return cached descriptors (G, V, D) of V variants of G images: gray versions, mirror images and shifts.
 
-        For ``blur`` and ``window``, see :meth:`Descriptors.rows`.
+        See :meth:`Descriptors.rows`.
         """
 
         def inside() -> Tensor:
@@ -193,10 +193,7 @@ def _mosaic(gray: Tensor, side: int, stretched: bool, flipped: bool) -> Tensor:
 
 
 def _between(images: Tensor, side: int) -> Iterator[Tensor]:
-    """Yield gray images (G, C, H, W) shifted by half a reduced pixel: right and down, only down, only right.
-
-    They are reduced to ``side`` pixels after the shift. Images that are too small for it yield nothing.
-    """
+    # right and down, down, right; by half a pixel after reduction
     height, width = images.shape[-2:]
     half = round(max(height, width) / side / 2)
     if not half:

@@ -49,9 +49,8 @@ class Distractors:
 def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None], truths: Sequence[Tensor]) -> Controls:
     """Return, for each victim, guesses made from other clients' updates, which serve as controls.
 
-    They show how close guesses come without the victim's update. The other updates share no image with the victim. If
-    all victims are of one client, other updates of this client are taken. ``guesses`` (``None`` for a failure) and
-    ``truths``: (B, C, H, W); guesses of other shapes or not finite are left out.
+    The other updates share no image with the victim. If all victims are of one client, its other updates are taken.
+    ``guesses`` (``None`` for a failure) and ``truths``: (B, C, H, W); those of other shapes or not finite are left out.
     """
     found, flat = {}, [truth.flatten(1).float() for truth in truths]
     usable = [
@@ -77,9 +76,9 @@ def compare_images(
 ) -> list[GuessComparison]:
     """Compare each guessed image with its original, with distractors and with controls; return one result for each.
 
-    ``others``: distractors (images that a guess could also show) and controls (guesses made without the update).
-    ``fed``: images (B, C, H, W) that entered the network, such as crops, to compare with instead of the originals. A
-    guess that equals its original or its ``fed`` image counts as exact.
+    Distractors are images that a guess could also show, controls are guesses made without the update. ``fed``: images
+    (B, C, H, W) that entered the network, such as crops, to compare with instead of the originals. A guess that equals
+    its original or its ``fed`` image counts as exact.
     """
     found = match.found
     if not len(found):
@@ -159,7 +158,7 @@ def compare_texts(match: Match, others: Distractors, language: Language | None =
     """Compare each guessed text with its original and with public texts; return one result for each.
 
     ``control_f1`` is the F1 score of guessing the most frequent public tokens. ``chance`` is the probability that
-    unrelated public texts fit the guesses as well as the originals do. Special tokens of ``language`` are excluded.
+    unrelated public texts fit the guesses as well. Special tokens of ``language`` are excluded.
     """
     truths = match.originals[match.found]
     if others.texts is None or not len(truths):
@@ -176,14 +175,7 @@ def compare_texts(match: Match, others: Distractors, language: Language | None =
 
 
 def _chance(fits: Tensor, number: int, exact: int, public: Tensor, classes: Sequence[int] | None = None) -> float:
-    """Bound the probability that an upload's ``number`` guesses score this well without it (Bonferroni of two tests).
-
-    The first test compares scores for the originals with those for public examples. The second compares the number of
-    guesses that equal their original (``exact``) with how often rows of ``public`` equal each other.
-
-    ``fits``: score of each guess for each original and public example, larger is better. ``classes``: class of each of
-    these examples, so that a class is compared with itself; ``None`` ignores classes.
-    """
+    # fits: of each guess with each original, then with each public example, whose classes are ``classes``
     chance, equal = chance_of_upload(fits.numpy(), number, classes=classes), 1.0
     if exact:
         _, of, times = torch.unique(public, dim=0, return_inverse=True, return_counts=True)
@@ -192,10 +184,10 @@ def _chance(fits: Tensor, number: int, exact: int, public: Tensor, classes: Sequ
 
 
 def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[GuessComparison]:
-    """Compare guessed table rows with their originals; return figures of each guess.
+    """Compare each guessed table row with its original and with public rows; return one result for each.
 
-    ``control_cells`` is the share of cells that are right without the update, ``chance`` the probability that unrelated
-    public rows match the guesses as well.
+    ``control_cells`` is the share of cells that are right without the update. ``chance`` is the probability that
+    unrelated public rows fit the guesses as well.
     """
     found = match.found
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
@@ -218,12 +210,7 @@ def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
 def _control_leads(
     originals: Tensor, figures: Sequence[GuessComparison], extra: Sequence[Tensor], candidates: PublicImages
 ) -> list[float]:
-    """Return the largest lead that a control has for each original; -inf without controls.
-
-    :class:`Identified` defines leads. A control is a guess at another update (``extra``), or a public image almost
-    equal to the original. Such an image does not count if the attacker's guess, described by ``figures``, is clearly
-    closer to the original.
-    """
+    # controls: guesses at other updates, and public images almost equal to the original
     found = [identify(each[None], originals, candidates).lead for each in extra]
     leads = [[float(each[place]) for each in found if each is not None] for place in range(len(originals))]
     for original, own, highest in zip(originals, figures, leads, strict=True):
@@ -246,9 +233,8 @@ def compare_words(
 ) -> tuple[dict[str, float], GuessComparison]:
     """Compare the words guessed for one victim with those of its texts; return metrics and a comparison.
 
-    Both are empty if no words were guessed. Special tokens are excluded. As a control, the most frequent public words
-    are scored, as many as the texts have. ``word_chance`` is the probability that unrelated public texts, as many as
-    the victim's, match the guessed words as well.
+    Both are empty if no words were guessed. Special tokens are excluded. The control guesses as many words as the texts
+    have, the most frequent public ones. ``word_chance`` is the probability that unrelated public texts match as well.
     """
     if reconstruction.words is None:
         return {}, GuessComparison()

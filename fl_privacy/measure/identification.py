@@ -67,9 +67,9 @@ class PublicImages:
         return Latest(partial(Turning, self.gallery), 18)  # a victim's controls are its neighbors' guesses
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the public image nearest to ``original`` but not equal, and K public images almost equal to ``original``.
+        """Return the public image nearest to ``original`` but not equal to it, and K public images almost equal to it.
 
-        ``None`` if there is no public image that differs from ``original``.
+        ``None`` if all public images equal ``original``.
         """
         places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)[0]
         found = [(self.images, largest(places, self.gallery.standing(COARSE).rows(0, 0)[: len(self.images)]))]
@@ -176,11 +176,7 @@ class Look:
 
     @cached_property
     def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return correlations of guesses with originals, raw and standardized, and standardized ones with rivals.
-
-        Their shapes are (G, W, B), (G, W, B) and (G, W, R), for G guesses, W comparisons (combinations of blurs and
-        window), B originals and R rivals. :func:`relative` standardizes them.
-        """
+        # (G, W, B) raw, (G, W, B) and, of the rivals, (G, W, R) standardized; W: combinations of blurs and window
         every = torch.arange(len(self.originals.images))
         raw = [self._correlations(guess, self.originals, every) for guess in self.guesses]
         usual, key = torch.searchsorted(self.rivals, self.usual), (self.sight, self.rivals.numpy().tobytes())
@@ -192,10 +188,7 @@ class Look:
         return torch.stack(raw), torch.stack(own), torch.stack([rest for rest, *_ in among])
 
     def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
-        """Return the largest absolute correlations (W, K) of a guess, shifted in all ways, with K images.
-
-        ``which``: indices (K,) of the images; W: combinations of blurs and window.
-        """
+        # (W, K): combinations of blurs and window, images
         found, few = [], 2 * len(which) < len(images.images)
         for of, to, window in self.sight.ways:
             rows = images.standing(self.sight).rows(to, window)
@@ -216,8 +209,8 @@ class Look:
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
     """Rank originals among candidates by their best comparison with any guess.
 
-    ``ways``: comparisons of each guess; ``candidates``: number of distractors. A lead, the original's margin over the
-    best candidate, is reduced by ``LUCK_OF_MORE``, since the best of several comparisons leads by chance.
+    ``ways``: comparisons of each guess; ``candidates``: number of distractors. Leads are reduced by ``LUCK_OF_MORE``,
+    since the best of several comparisons leads by chance.
     """
     every = [(number, way) for number, own in enumerate(ways) for way in own]
     strengths = []
@@ -252,8 +245,7 @@ def _z(correlations: Tensor) -> Tensor:
 def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Standardize Fisher's z of correlations (W, R) in each row; return it, and the rows' mean and spread (W, 1).
 
-    W: comparisons; R: rivals, the images that an original must beat. ``usual`` (U,): indices of the columns that define
-    mean and spread.
+    W: comparisons; R: rivals of an original. ``usual`` (U,): indices of the columns that define mean and spread.
     """
     z = _z(rest)
     typical = z[:, usual]
@@ -275,17 +267,15 @@ USUAL_TURNED = 100  # ``REFERENCE`` for turned guesses
 def identify(
     guesses: Tensor, originals: Tensor, candidates: PublicImages | None = None, *, apart: Tensor | None = None
 ) -> Identified:
-    """Find out how clearly guesses single out their originals: rank each original of a batch among candidates.
+    """Rank each original of a batch among candidates by its similarity to the guesses, up to harmless changes.
 
-    Candidates are the distractors (images that a guess could also show), their mean and that of each class. An image's
-    strength is its correlation with a guess, as Fisher's z, standardized by the correlations of ``REFERENCE``
-    candidates. An original has rank 1 if it is the strongest in at least one comparison with a guess.
+    Candidates are the distractors (images that a guess could also show), their mean and that of each class. Similarity
+    is Fisher's z of the correlation, standardized over ``REFERENCE`` candidates. An original has rank 1 if it is the
+    most similar in at least one comparison with a guess. ``UserError`` for candidates of another shape.
 
-    Some changes of a guess do not matter: the negative and other changes of brightness and contrast, shifts by up to a
-    tenth of the width, mirrors, quarter turns, rotation by up to 15 degrees, a crop of 70 % or more, a frame, blur,
-    coarse pixels, the loss of one half, shuffled tiles, and order within the batch.
-
-    Candidates of another shape raise ``UserError``.
+    Harmless changes are the negative and other changes of brightness and contrast, shifts by up to a tenth of the
+    width, mirrors, quarter turns, rotation by up to 15 degrees, a crop of 70 % or more, a frame, blur, coarse pixels,
+    the loss of one half, shuffled tiles, and order within the batch.
 
     Args:
         guesses: guesses (G, C, H, W) in [0, 1] of any of the originals.
@@ -391,8 +381,8 @@ def control(
 ) -> tuple[float, float]:
     """Return the largest PSNR in dB and SSIM to ``original`` that guesses made without the update reach.
 
-    The guesses are the original's mean color; the mean of ``candidates``, the mean of class ``label`` and the nearest
-    public image; and ``extra`` (C, H, W), such as the same attack's guesses at another client. See :func:`aligned`.
+    These are the original's mean color; the mean of ``candidates``, that of class ``label`` and the nearest public
+    image; and ``extra`` (C, H, W), such as the same attack's guesses at another client. See :func:`aligned`.
     """
     kept: dict[tuple[bytes, int | None], tuple[float, float]] = {} if candidates is None else candidates.controls
     if (key := (original.numpy().tobytes(), label)) not in kept:
@@ -419,10 +409,9 @@ def _public(original: Tensor, label: int | None, candidates: PublicImages | None
 
 
 def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
-    """Return lead and likeness of the public image nearest to ``original``, taken as a guess of ``original``.
+    """Return lead and likeness (:class:`Identified`) of the public image nearest to ``original``, taken as a guess.
 
     They are -inf and 0 if there is no such image, or if it resembles another candidate more than ``original``.
-    :class:`Identified` defines both.
     """
     key = original.numpy().tobytes()
     if key not in candidates.near:

@@ -34,8 +34,7 @@ def aggregate(
     """Return statistics of ``values`` without NaN; ``None`` if no value is left.
 
     The interval is Student's t; with ``groups``, one for each value, the cluster-robust CR2 interval of Bell and
-    McCaffrey 2002, since images of one upload are not independent. ``within``: range of possible values, to which the
-    interval is cut.
+    McCaffrey 2002, since images of one upload are not independent. ``within``: range to which the interval is cut.
 
     >>> found = aggregate([10.0, 12.0, 14.0, 16.0], groups=["a", "a", "b", "b"])
     >>> found.mean, found.n, found.groups
@@ -68,8 +67,8 @@ LEAST_SPLIT = 8  # least number of groups of a split sample
 def is_split(values: Sequence[float], *, groups: int) -> bool:
     """Return whether a few values are far from all others, such as a few exact guesses among bad ones.
 
-    The mean's usual interval is then too narrow. ``groups``: number of independent groups, such as uploads, that the
-    values are from; with fewer than ``LEAST_SPLIT``, or if all values are 0 or 1, the result is ``False``.
+    The mean's usual interval is then too narrow. ``groups``: number of independent uploads behind the values. With
+    fewer than ``LEAST_SPLIT``, or if all values are 0 or 1, the result is ``False``.
 
     >>> is_split([11.0, 9.0, 12.0, 10.0, 13.0, 8.0, 9.5, 100.0], groups=8)
     True
@@ -235,15 +234,14 @@ LEAST_OF_CLASS = 20  # least number of other examples of each class for draws wi
 def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] | None = None, seed: int = 0) -> float:
     """Return the probability in (0, 1] that an upload's guesses fit other examples at least as well as its own.
 
-    It is the p-value of a permutation test: the upload's examples are replaced by randomly drawn ones, and the total
-    fit of the best assignment to the guesses is compared. The guesses must not depend on the upload's own examples.
-    Without other examples, the result is 1.
+    It is the p-value of a permutation test, whose statistic is the total fit of the best assignment of examples to
+    guesses. It is valid for guesses that do not depend on the upload's own examples, and 1 without other examples.
 
     Args:
         values: fit (G, B + N) of each guess to each example, the upload's own B first; larger is better.
         number: number B of the upload's own examples.
-        classes: classes (B + N,); if there are enough of each, drawn examples have the same classes, so that typical
-            features of a class are no evidence.
+        classes: classes (B + N,); if there are enough of each, other examples of the same classes are drawn, so that
+            typical features of a class are no evidence.
     """
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
 
@@ -272,12 +270,7 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
 
 
 def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
-    """Combine the p-value ``drawn`` with that of a second test by Bonferroni's correction.
-
-    The second test counts how many of the upload's examples are the best match of a guess. ``best``: index of each
-    guess's best match. ``strata``: for each class, the number of the upload's examples and the indices of all examples,
-    the upload's first.
-    """
+    # Bonferroni with a second test: the number of the upload's examples in best, the guesses' best matches
     found, mass = 0, np.ones(1)
     for own_of, columns in strata:
         there = np.isin(columns, best)
@@ -304,9 +297,8 @@ def chance_of_words(
 ) -> float:
     """Return the probability that other texts match the guessed words at least as well as the upload's own texts do.
 
-    It is the p-value of a permutation test on the F1 score. ``guess``: guessed words; ``own``, ``others``: words of
-    each text of the upload, and of each other text. It is 1 if either has no text. With ``few``, the number of shared
-    words is also tested.
+    It is the p-value of a permutation test on the F1 score, and 1 without texts. ``guess``: guessed words; ``own``,
+    ``others``: words of each text of the upload, and of each other text. With ``few``, shared words are also counted.
     """
     texts = [*own, *others]
     if not others or not own:

@@ -57,7 +57,7 @@ def matched(
 ) -> Match:
     """Build a :class:`Match`; ``guess`` is ``None`` if the attack failed, and ``failure`` is the reason.
 
-    An original without a guess gets one filled with the value ``empty``. If only some lack a guess, the failure is
+    An original without a guess gets one filled with the value ``empty``. If only some lack one, the failure is
     ``missing``.
     """
     order, guesses = torch.full((len(originals),), -1), torch.full_like(originals, empty)
@@ -78,8 +78,8 @@ def matched(
 def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a batch") -> Tensor:
     """Return the index (B,) of each original's guess in the cheapest assignment; -1 if none is left.
 
-    ``cost()``: costs (B, G) of pairing B originals and G guesses, of this ``shape``. ``of``: what is matched, for the
-    error if scipy is missing.
+    ``cost()``: costs (B, G) of pairing B originals and G guesses, of this ``shape``. ``of``: what is matched, for error
+    messages.
     """
     if shape == (1, 1):
         return torch.zeros(1, dtype=torch.long)

@@ -122,10 +122,7 @@ class GuessComparison:
 
     @property
     def is_nearest(self) -> bool:
-        """Return whether the original is clearly nearer to the guess than all candidates are.
-
-        Its lead must be at least ``SURE``, or its likeness at least ``LIKENESS``.
-        """
+        """Return whether the original is nearest to the guess, by a lead of ``SURE`` or a likeness of ``LIKENESS``."""
         likeness, foreign = self.likeness or 0.0, self.foreign
         of_others = foreign is not None and foreign > FOREIGN and likeness < SAME
         alike = likeness >= LIKENESS and not (of_others and not self.is_above("psnr", FAR_PSNR))
@@ -193,8 +190,7 @@ class ImageScore:
         """Return the probability that a guess made without the update scores as well as this guess.
 
         It is computed from the original's margin over other images (lead), or from the number of a text's right words.
-        For a row, it is 1 - ``BAND``. It is 0 for an image or a text far above its control, the best guess without the
-        update.
+        For a row, it is 1 - ``BAND``. It is 0 for an image or a text far better than guesses without the update.
         """
         if TABLE_METRIC in self.values:
             return 1 - BAND

@@ -203,9 +203,8 @@ def balanced_accuracy_bound(*, epsilon: float, delta: float) -> float:
 def identification_bound(*, epsilon: float, delta: float, candidates: int) -> float:
     """Return the largest probability that an attacker identifies the right example despite (epsilon, delta)-privacy.
 
-    It is e^epsilon / (candidates + 1) + delta, whatever else the attacker knows (Kairouz et al. 2015), if the example
-    and the other ``candidates``, at least 1, are equally likely. The bound also holds for reconstruction, as an event
-    with that prior probability (Balle, Cherubin and Hayes 2022, Thm. 2; Hayes, Mahloujifar and Balle 2023, Thm. 2).
+    It is e^epsilon / (candidates + 1) + delta (Kairouz et al. 2015), if the example and the other ``candidates``, at
+    least 1, are equally likely. It also holds for reconstruction (Hayes, Mahloujifar and Balle 2023, Thm. 2).
 
     >>> round(identification_bound(epsilon=1.0, delta=1e-5, candidates=1000), 4)
     0.0027
@@ -229,11 +228,7 @@ def proven_epsilon(found: Separation, *, delta: float) -> float:
 
 
 def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: float) -> Scores:
-    """Return the epsilon that the observed rates prove at each threshold: max(0, log((hits - delta) / false alarms)).
-
-    Confidence bounds replace the rates. If ``above``, hits are positives above the threshold and false alarms negatives
-    above it; otherwise, hits are negatives below it and false alarms positives below it.
-    """
+    # hits: positives above the threshold (if above), or negatives below it; rates are replaced by confidence bounds
     hits, misses = (tpr, fpr) if above else (1 - fpr, 1 - tpr)
     sizes = [len(found.positives), len(found.negatives)][:: 1 if above else -1]
     error = (1 - CONFIDENCE) / 2

@@ -58,8 +58,7 @@ def evaluate(
 ) -> VictimScore:
     """Score the guesses at one batch: ``images[k].values["psnr"]`` of the result is the PSNR of original k in dB.
 
-    ``truth`` has the originals; guesses may be in another order. ``functions``: metric -> function, as for
-    :func:`evaluate_all`.
+    ``truth`` has the originals, in any order. ``functions``: additional metrics by name.
     """
     return evaluate_all([reconstruction], [truth], functions=functions)[0]
 
@@ -86,8 +85,8 @@ def evaluate_all(
         functions: additional metrics by name, such as those with settings.
         language, schema: tokenizer of texts, for metrics of words; columns of table rows.
         transformed: images by which a defense replaced each of ``truths``, for the metrics of transformed images.
-        others: public examples and guesses made without the update, with which each guess is compared to decide its
-            outcome; ``None`` leaves outcomes out.
+        others: public examples and guesses made without the update, which decide each guess's outcome; ``None`` leaves
+            outcomes out.
         augmented: ``True`` if ``transformed`` are the client's crops and flips, with which guesses are compared.
     """
     if len(reconstructions) != len(truths):

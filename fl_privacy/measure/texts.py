@@ -99,10 +99,7 @@ def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
-    """Return guesses (N, L) that ignore the upload: the most frequent ``public`` tokens.
-
-    ``lengths`` (N,): number of tokens of each guess; -1 pads.
-    """
+    """Return guesses (N, L) without the upload: the most frequent ``public`` tokens, ``lengths`` (N,) for each text."""
     tokens, counts = torch.unique(numbered(public)[public >= 0], return_counts=True)
     order = counts.argsort(descending=True, stable=True)
     width = int(lengths.max()) if len(lengths) else 0

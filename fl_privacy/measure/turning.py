@@ -145,10 +145,7 @@ def _middle(looks: Tensor, slack: float) -> Tensor:
 
 
 def _windows(images: Tensor, slack: float) -> Tensor:
-    """Return all windows (N, V, D) of images (N, L, H, W): crops at V positions, smaller by a margin on each side.
-
-    ``slack``: margin, as a share of the side. L: channels; D: pixels in all channels. Windows have norm 1.
-    """
+    # (N, V, D) of images (N, L, H, W): crops at V positions, smaller by the share slack, with norm 1
     down, right = _edges(images, slack)
     height, width = images.shape[-2] - 2 * down, images.shape[-1] - 2 * right
     images = images - images.mean((-2, -1), keepdim=True)
@@ -190,10 +187,9 @@ class Way(ABC):
 
     @abstractmethod
     def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return vectors of norm 1 for the guess (D,), an original (D,), and K rivals (K, D), as they are compared.
+        """Return vectors with norm 1 of the guess (D,), an original (D,), and K rivals (K, D), as they are compared.
 
-        Element i is the same place in all of them. ``original``: index of the original; ``rivals``: indices (K,) of the
-        rivals.
+        ``original``: index of the original; ``rivals``: indices (K,) of the rivals.
         """
 
 
@@ -235,10 +231,9 @@ class Turning(Once):
         return self.once(sight, lambda: ShiftedDescriptors(self.guess, sight))
 
     def ways(self, originals: Gallery) -> list[Way]:
-        """Return comparisons of ``originals`` with the guess: in other poses, and cut into tiles.
+        """Return comparisons of ``originals`` with the guess, in other poses and cut into tiles.
 
-        Poses are left out if, at low resolution, too many other images correlate with the guess more than the originals
-        do.
+        Poses are left out if, at low resolution, too many other images are closer to the guess than the originals.
         """
         usual = torch.searchsorted(self.rivals, self.usual)
         way = partial(_Tiled, rivals=self.rivals, usual=usual, turning=self, originals=originals)
@@ -307,11 +302,7 @@ class Turning(Once):
         ]
 
     def _search(self, windows_at: Callable[[float], Tensor], side: int) -> Tensor:
-        """Return the largest absolute correlation (P, N), over shifts, of the guess in P poses with each of N images.
-
-        A pose is a mirrored, rotated or scaled guess. ``side``: pixels of the images' longer side.
-        ``windows_at(slack)`` returns the images' windows, as :func:`_windows`.
-        """
+        # (P, N): the largest absolute correlation of the guess in P poses with N images of this side, over shifts
         found = torch.empty(0)
         for which, slack, middles in self.once(side, lambda: self._middles(side)):
             slid = windows_at(slack) @ middles
@@ -321,11 +312,7 @@ class Turning(Once):
 
 
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
-    """Return the likeness (V, N) of V guesses to N images, whose tiles are rearranged to resemble the guess.
-
-    ``pieces`` (V, T, D), ``tiles`` (N, T, D): T tiles of each guess and image. The likeness of a guess a and a
-    rearranged image b is 2 a.b / (a.a + b.b), with inner products.
-    """
+    # likeness (V, N) 2ab / (aa + bb) of guesses a (V, T, D) to images b (N, T, D), whose T tiles are rearranged
     sizes = tiles.square().sum(-1)
     found = []
     for guess in pieces:
@@ -378,14 +365,7 @@ def _slacks(poses: Poses) -> list[tuple[Tensor, float]]:
 
 
 def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
-    """Return the largest absolute correlation (K, S), over shifts, of each of K images with a guess in S poses.
-
-    Args:
-        tried: K x S poses, S for each image in turn.
-        gray: gray guess (K S, 1, H, W) for each pose.
-        windows: windows of the images, by the margin of the poses.
-        side: resolution in pixels.
-    """
+    # (K, S): the largest absolute correlation of K images with the guess in S poses each, over shifts
     looks = _looks(tried.drawn(gray), side)
     looks = looks.view(len(windows[0][0]), -1, *looks.shape[1:])
     found = torch.empty(looks.shape[:2])

@@ -254,8 +254,7 @@ def _order(model: nn.Module, modules: dict[str, nn.Module], image_shape: tuple[i
 def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
     """Return the name of the layer after the last private layer; the second layer if none is private.
 
-    Layers are in the order of the forward pass on images of ``image_shape``; ``public`` are names of parameters.
-    ``UserError`` if there is no such layer.
+    Layers are in the order of a forward pass. ``public``: names of parameters. ``UserError`` if there is no such layer.
     """
     layers = called_layers(model, image_shape)
     owned = {name: model.get_submodule(name).named_parameters(recurse=False) for name in layers}
@@ -326,8 +325,8 @@ class _ReachedError(Exception):
 class Rest(nn.Module):
     """Part of ``model`` from ``layer`` on, from the input (B, ...) of the layer to logits (B, K).
 
-    Parameters are called ``model.NAME``. The whole model runs on black images of ``image_shape`` (C, H, W), and the
-    given input replaces that of ``layer``.
+    Parameters are called ``model.NAME``. The whole model runs on black images; the given input replaces that of
+    ``layer``.
     """
 
     def __init__(self, model: nn.Module, layer: str, image_shape: tuple[int, ...]) -> None:

@@ -107,10 +107,7 @@ class LocalPlan:
         return self.crop_padding > 0 or self.flip
 
     def held(self, names: Iterable[str]) -> frozenset[str]:
-        """Return those of the parameter ``names`` that this plan does not train.
-
-        ``UserError`` if it trains none, or if a pattern in ``frozen`` matches no name.
-        """
+        """Return the ``names`` that are not trained; ``UserError`` if none is trained, or a pattern matches no name."""
         if not self.frozen and not self.trained:
             return frozenset()
         names = list(names)

@@ -332,10 +332,7 @@ def read_update(
     num_examples: int,
     loss: LossLike | None,
 ) -> UserUpload:
-    """Check a user's weights before and after training, and return them as an upload.
-
-    For the arguments, see :meth:`fl_privacy.types.Observation.of_update`.
-    """
+    """Check a user's weights, and return them as an upload; see :meth:`fl_privacy.types.Observation.of_update`."""
     if model is None and not isinstance(before, nn.Module):
         raise UserError(
             "before is expected to be the model as it was sent, but got its values alone; give model=net as well."

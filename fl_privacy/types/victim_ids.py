@@ -14,8 +14,7 @@ class VictimId:
     """Identifier of an attacked update, from which file names and random seeds are derived.
 
     As text: ``round-3/client-2/victim-0`` for a probe (an extra upload made for the attack), ``round-3/client-2`` for a
-    training update. ``ValueError`` if a number is negative, or if ``part`` has other characters than letters, digits,
-    "_", "+" and "-".
+    training update. ``ValueError`` for a negative number, or a ``part`` that is not one word.
     """
 
     round: int  # round from 1; 0 if no round was trained

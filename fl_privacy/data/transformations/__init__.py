@@ -241,12 +241,9 @@ TABLES: Mapping[Table, tuple[Operation, ...]] = {
 
 @dataclass(frozen=True)
 class Policy:
-    """Sequence of image operations that the ATS defense applies; an empty one leaves images unchanged.
+    """Sequence of image operations that the ATS defense applies; an empty one leaves images unchanged."""
 
-    ``indices`` are the operations' numbers in ``table``.
-    """
-
-    indices: tuple[int, ...]
+    indices: tuple[int, ...]  # numbers of the operations in ``table``
     table: Table = "paper"
 
     @classmethod
@@ -273,9 +270,8 @@ def transform(
 ) -> Tensor:
     """Transform each of ``images`` (N, C, H, W) in [0, 1] by one of ``policies``, drawn at random.
 
-    Operations with a direction, such as rotations, get a random one. Images are rounded to 256 levels first, like image
-    files. The number of draws per image does not depend on the policy. If ``by_probability``, each operation is applied
-    with AutoAugment's probability. ``UserError`` unless images are gray or RGB.
+    Operations with a direction, such as rotations, get a random one. Images, gray or RGB, are rounded to 256 levels
+    first. If ``by_probability``, each operation is applied with AutoAugment's probability.
     """
     check_shape(images.shape[1:])
     longest = max(len(policy.indices) for policy in policies)
@@ -316,12 +312,8 @@ def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor
 def read_policies(source: str | int | Sequence[str | int], table: Table | None = None) -> tuple[Policy, ...]:
     """Return policies (sequences of image operations, for the ATS defense) from names or from a file.
 
-    Args:
-        source: a name such as ``3-43-15``, a list of names, or the file that ``fl-privacy search-policies`` wrote.
-        table: ``paper`` or ``code``, the list of operations that the numbers in a name refer to; ``None`` takes the
-            file's or, for names, ``paper``.
-
-    ``UserError`` if ``source`` is none of these, or was searched with another table.
+    ``source``: a name such as ``3-43-15``, a list of names, or the file that ``fl-privacy search-policies`` wrote; else
+    ``UserError``. ``table``: list of operations that the numbers refer to; ``None`` takes ``paper`` or the file's.
     """
     if table is not None:
         one_of("table", table, get_args(Table))

@@ -23,9 +23,9 @@ _ELEMENTS_ON_CPU = 1 << 24  # most elements of per-image gradients held at once 
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Inner products of gradients: at S target images, and at K images between a start and each target.
+    """Inner products of gradients at S target images and at K images between a start and each target.
 
-    They are computed separately for each of T parameter tensors.
+    They are separate for each of T parameter tensors.
     """
 
     dot: Tensor  # (T, S, K), of each point with its target
@@ -46,10 +46,7 @@ class InnerProducts:
 
 
 class GradientSimilarity:
-    """Compares images by their gradients for a model in evaluation mode.
-
-    ``at_once``: largest number of gradients kept in memory; ``None`` takes what fits.
-    """
+    """Compares images by a model's gradients at them; ``at_once``: largest number of gradients to keep in memory."""
 
     def __init__(
         self,
@@ -103,11 +100,7 @@ class GradientSimilarity:
         return int(fit)
 
     def _compare(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inner products and squared norms (T, s, K + 1) of images' gradients, for each of T parameter tensors.
-
-        The products are with the gradient of the row's last image. ``images``: s rows of K + 1 images (s, K + 1, C, H,
-        W); ``labels`` (s,): class of each row.
-        """
+        # (T, s, K + 1) each: products with the gradient of a row's last image, and squared norms
         count, length = images.shape[:2]
         inputs, repeated = images.flatten(0, 1).unsqueeze(1), labels.repeat_interleave(length).unsqueeze(1)
         products: dict[str, tuple[Tensor, Tensor]] = {}
@@ -125,10 +118,7 @@ class GradientSimilarity:
 
 
 def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return inner products (s, L) of L gradients with the last of them, for each of s rows, and squared norms (s, L).
-
-    Gradients are sums over P positions of outer products of ``deltas`` (s, L, O, P) and ``inputs`` (s, L, D, P).
-    """
+    # gradients (s, L) are sums over P positions of outer products of deltas (s, L, O, P) and inputs (s, L, D, P)
     with_last = (deltas.mT @ deltas[:, -1:]) * (inputs.mT @ inputs[:, -1:])
     return with_last.sum((-2, -1)), ((deltas.mT @ deltas) * (inputs.mT @ inputs)).sum((-2, -1))
 
@@ -164,9 +154,8 @@ class PrivacyPlan:
     ) -> "PrivacyPlan":
         """Return the options of the privacy score in the ``paper`` (Gao et al. 2023) or in the authors' ``code``.
 
-        The two differ in the number of ``points``, the rule of integration, and the cosine: of whole gradients, or
-        averaged over parameter tensors. ``code_normalized`` is ``code`` with areas averaged over each class first, and
-        with mean and variance normalized over all policies. See the class for ``alpha`` and ``beta``.
+        These differ in ``points``, rule of integration and cosine. ``code_normalized`` is ``code`` with areas averaged
+        over each class first, and with mean and variance normalized over all policies.
         """
         if variant == "paper":
             return cls(points=20 if points is None else points, alpha=alpha, beta=beta)
@@ -201,8 +190,7 @@ def privacy_scores(
 ) -> list[PrivacyScore]:
     """Return the privacy score S_pri (Gao et al. 2023) of each policy on the images of ``batch``; lower is better.
 
-    It is the mean similarity of the gradient at a transformed image to gradients at blends of this image with noise.
-    ``plan`` sets the blends and the mean.
+    It compares the gradient at a transformed image with gradients at blends of this image and noise, as ``plan`` says.
     """
     start = torch.rand(batch.inputs.shape, generator=derive_generator(seed, "search", "start")).to(batch.inputs)
     goals = torch.stack([transformed_by(batch.inputs, policy, seed) for policy in policies])
@@ -222,7 +210,7 @@ def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: 
     """Return each policy's privacy score from ``means`` and ``variances`` (:class:`PrivacyScore`) of all policies.
 
     Both are scaled to [0, 1] over the policies; equal values become 0. ``plan`` has their weights. This follows the
-    authors' ``searchalg/search_best.py``.
+    authors' code.
     """
     parts = []
     for values in (means, variances):

@@ -71,8 +71,7 @@ class Selection:
     def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
         """Return the ``keep`` policies of lowest privacy score that meet the requirements and share no operation.
 
-        ``untransformed``: score of unchanged images, which each policy must be below. ``UserError`` if too few are
-        left.
+        ``untransformed``: score of unchanged images, which policies must be below. ``UserError`` if too few are left.
         """
         by_policy = {s.policy: s for s in self.accepted(scored, untransformed)}
         found = disjoint(list(by_policy), self.keep)
@@ -132,8 +131,8 @@ class PrivacyAware:
     def holds(self, psnr: Tensor | Sequence[float], *, accuracy: float, transformed: float) -> bool:
         """Return whether a policy meets these limits; ``UserError`` if ``psnr`` is empty or has NaN.
 
-        ``psnr`` (N,): PSNR in dB of each reconstruction, compared with the transformed image. ``accuracy``,
-        ``transformed``: the model's accuracy without and with the policy.
+        ``psnr`` (N,): PSNR in dB of each reconstruction to the transformed image. ``accuracy``, ``transformed``:
+        accuracy without and with the policy.
         """
         hidden = _checked(psnr) < self.epsilon
         return int(hidden.sum()) >= len(hidden) * (1 - self.delta) - _ROUNDING and accuracy - transformed < self.gamma
@@ -142,9 +141,8 @@ class PrivacyAware:
 def least_epsilon(psnr: Tensor | Sequence[float], *, delta: float) -> float:
     """Return the PSNR in dB that at most a share ``delta`` of reconstructions exceeds (Gao et al. 2023, Eq. 3).
 
-    It is the lower limit for ``epsilon`` in :class:`PrivacyAware`, a PSNR and no privacy budget. The result is -inf if
-    ``delta`` is 1. ``psnr`` (N,): PSNR of each reconstruction, compared with the transformed image; ``UserError`` if it
-    is empty or has NaN.
+    It is the lower limit for ``epsilon``, a PSNR, in :class:`PrivacyAware`; -inf if ``delta`` is 1. ``psnr`` (N,): PSNR
+    of each reconstruction to the transformed image; ``UserError`` if it is empty or has NaN.
     """
     checks.number("delta", delta, at_least=0, at_most=1, example=0.1)
     values = _checked(psnr).sort().values

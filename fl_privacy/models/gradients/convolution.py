@@ -185,10 +185,9 @@ def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair
 
 
 def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _Pair) -> bool:
-    """Return whether matrix products and ``F.fold`` compute the gradient of V victims' images fastest.
+    """Return whether matrix products and ``F.fold`` are faster than a grouped convolution for V victims' gradients.
 
-    The alternative is a grouped convolution. ``images`` (1, V C, H, W): the victims' images, stacked as channels.
-    ``weight``: shape of the stacked weights.
+    ``images`` (1, V C, H, W): the victims' images, stacked as channels. ``weight``: shape of the stacked weights.
     """
     apart = stride[0] > 1 and tuple(dilation) == (1, 1) and images.shape[1] > weight[1] and not _compiles.get()
     return apart and len(images) == 1 and images.device.type == "cpu" and weight[1] <= _FEW

@@ -12,10 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 @dataclass(frozen=True, eq=False)
 class ModuleCall:
-    """Recorded call of a module: its first argument and its output.
-
-    :func:`entering` records before the output is known, and has the argument as ``output``, too.
-    """
+    """Recorded call of a module: its first argument, and its output (for :func:`entering`, the argument again)."""
 
     name: str
     module: nn.Module

@@ -84,8 +84,7 @@ def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
     """Return two factors whose product is the gradient of a layer's weight; ``None`` if its type has none.
 
-    Their shapes are (V, outputs, P) and (V, inputs, P), for V victims and P positions (pixels or tokens of all
-    examples).
+    Their shapes are (V, outputs, P) and (V, inputs, P), for V victims and P pixels or tokens of all examples.
     """
     _, factors = _RULES.get(type(call.module), (_by_vjp, None))
     return factors(call) if factors else None
@@ -154,10 +153,9 @@ class Factors:
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Return whether gradients are compared faster by their factors, without computing them.
+    """Return whether gradients are compared faster by their factors (a layer's inputs and output gradients).
 
-    The factors are a layer's inputs and output gradients. ``positions``: number of places at which the layer is
-    applied.
+    ``positions``: number of places at which the layer is applied.
     """
     return 3 * positions * (outputs + inputs) < outputs * inputs
 
@@ -218,9 +216,9 @@ class Layered(VictimGradients):
     def gradients_and_products(
         self, inputs: Tensor, labels: Tensor, factored: Collection[str], hidden: Tensor | None = None
     ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
-        """Return gradients by name, and :func:`weight_factors` by name of those weights in ``factored`` that have factors.
+        """Return gradients by name, and the factors of those weights in ``factored`` that have factors.
 
-        The gradient of such a weight is the product of its factors, and left out. For ``hidden`` see :meth:`passed`.
+        See :func:`weight_factors` for factors, and :meth:`passed` for ``hidden``.
         """
         gradients: dict[str, Tensor] = {}
         products: dict[str, tuple[Tensor, Tensor]] = {}
@@ -270,9 +268,8 @@ class Layered(VictimGradients):
     def passed(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, list[LayerCall]]:
         """Return the sum of V victims' losses, detached, and the recorded call of each layer.
 
-        The calls are differentiable with respect to ``inputs`` (V, B, ...). ``hidden`` (V, B, F): for clients with an
-        additional secret loss, its gradient with respect to the inputs of the layer whose weight is
-        ``victim_model.hidden``.
+        The calls are differentiable with respect to ``inputs`` (V, B, ...). ``hidden`` (V, B, F): gradient of an
+        additional secret loss with respect to the inputs of the layer with the weight ``victim_model.hidden``.
         """
         count, size = inputs.shape[:2]
         create_graph = torch.is_grad_enabled()

@@ -131,8 +131,8 @@ class ManyModels:
     ) -> "ManyModels":
         """Return the M models after one training step for each entry of ``order``.
 
-        An entry has the indices (M, B) in ``pool`` of each model's batch. Each model's gradient is clipped to the l2
-        norm ``longest``.
+        An entry has the indices (M, B) in ``pool`` of each model's batch. Gradients are clipped to the l2 norm
+        ``longest``.
         """
         victims.set_mode(self.model, plan.batch_norm)
         model = for_many(self.model, pool.inputs[order[0][0]]) if order else self.model

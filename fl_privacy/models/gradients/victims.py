@@ -162,7 +162,7 @@ _COLUMNS = 1 << 18
 
 
 def _outputs_of_victims(layer: Any, inputs: Tensor) -> Tensor:
-    """Apply a linear layer or convolution with weights (V, ...) of V victims to their inputs (V B, ...)."""
+    # inputs (V B, ...) of V victims, whose weights (V, ...) differ
     weight = layer.weight
     count, outputs = weight.shape[:2]
     bias = weight.new_zeros(count, outputs) if layer.bias is None else layer.bias

@@ -160,10 +160,7 @@ CHUNK = 512  # images judged at once
 
 @torch.no_grad()
 def noise_curve(network: EvaluationNetwork, images: Tensor, ratios: Tensor, *, seed: int = 0) -> Tensor:
-    """Return the shares of noise (R, N) that ``network`` finds in N images, each mixed with noise at R true shares.
-
-    ``images`` (N, C, H, W) are uint8; ``ratios`` (R,): true shares.
-    """
+    """Return the shares of noise (R, N) that ``network`` finds in N images, mixed with noise at R true ``ratios``."""
     device, rows = next(network.parameters()).device, []
     rng = torch.Generator(device=device).manual_seed(seed)
     for ratio in ratios.tolist():
@@ -208,8 +205,7 @@ class WordBox:
 class WordEvaluator(nn.Module):
     """Network of Refiner, a defense, that rates texts by predicting for each word whether a random one replaced it.
 
-    It has convolutions over words; ``width`` is the length of a word embedding. The paper's DistilBERT is too large to
-    run in each step.
+    It has convolutions over words; ``width`` is the length of a word embedding. The paper's DistilBERT is larger.
     """
 
     def __init__(self, *, width: int, widths: Sequence[int] = (64, 64)) -> None:
@@ -239,9 +235,8 @@ def mix_with_random_words(
 ) -> tuple[Tensor, Tensor]:
     """Replace the share ``ratios`` (N,) of each text's words by random words, or blend all its words with random ones.
 
-    Return scaled embeddings (N, L, d) (see :class:`WordBox`), and each word's share of randomness (N, L): 0 or 1 if
-    words are replaced, the ratio if they are blended. ``tokens``: (N, L), padded with -1. ``blended`` (N,): true for
-    texts in which all words are blended.
+    Return scaled embeddings (N, L, d) (see :class:`WordBox`), and each word's share of randomness (N, L). ``tokens``:
+    (N, L), padded with -1. ``blended`` (N,): true for texts in which all words are blended.
     """
     words, noise = box.words(tokens), box.random_words(tokens.shape, rng)
     exchanged = torch.rand(tokens.shape, generator=rng).to(ratios) < ratios[:, None]

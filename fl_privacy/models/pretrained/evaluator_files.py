@@ -184,8 +184,7 @@ def find_word_evaluator(path: str | Path | None, table: Tensor, public: Tensor |
     """Return the network in the file ``path``, which predicts the random words in a text for the defense Refiner.
 
     Without a file, train a small network on ``public`` texts (N, L), tokens padded with -1. ``table`` (n, d) are the
-    model's token embeddings. ``UserError`` if the file holds no network for these embeddings, or there is neither a
-    file nor a public text.
+    model's token embeddings. ``UserError`` if the file does not fit, or there is neither file nor text.
     """
     words = name_of_words(table)
     if path is not None:

@@ -156,10 +156,7 @@ ALIKE = 3.0  # largest root mean squared distance of fingerprints, in gray level
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Provenance:
-    """Training data of a generator of images, to recognize images that it was trained on.
-
-    ``fingerprints`` (N, 64) uint8: reduced gray copies of the training images; empty if unknown.
-    """
+    """Training data of a generator; ``fingerprints`` (N, 64) uint8 are tiny gray copies of the images, if known."""
 
     data: str
     split: str
@@ -331,10 +328,7 @@ def find_generator(
 
 
 def expect_generator(path: str | None) -> None:
-    """Raise ``UserError`` if the generator in the file ``path`` can't be read; accept ``None``.
-
-    For ``path="faces"``, raise it if the package with this generator is missing.
-    """
+    """Raise ``UserError`` if the file ``path`` is no generator, or ``faces`` without its package; accept ``None``."""
     if path == FACES:
         expect_faces()
     elif path is not None:
