@@ -266,7 +266,7 @@ class PrivateLayers(Heuristic):
 
 @dataclass(frozen=True)
 class Part:
-    """Public description of one component of a defense."""
+    """Public description of one component of a defense: name, settings, and effect on the uploads."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)

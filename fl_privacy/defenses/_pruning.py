@@ -48,9 +48,10 @@ def _mask(scores: Tensor, drop: float) -> Tensor:
 def compress_with_feedback(
     compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str, feedback: bool
 ) -> Tensors:
-    """Return ``compress(tensors)``; with ``feedback``, parts that earlier calls left out are added to ``tensors``.
+    """Return ``compress(tensors)``; with ``feedback``, first add to ``tensors`` what earlier calls have lost.
 
-    These parts are kept in ``state``, under names that begin with ``owner``. ``compress`` must add no noise.
+    The losses, input minus output, are kept in ``state`` under names that begin with ``owner``. ``compress`` must add
+    no noise: feedback would undo it.
     """
     if not feedback:
         return compress(tensors)

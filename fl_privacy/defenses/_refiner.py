@@ -46,7 +46,7 @@ def fingerprints(images: Tensor) -> Tensor:
 
 
 class ImageMemory:
-    """Cache of Refiner's noise-like images or texts, by the original's hash, as bytes in a ``ClientState``."""
+    """Cache of robust data (Refiner's noise-like images or texts) in a ``ClientState``, by the original's hash."""
 
     def __init__(self, state: ClientState, owner: str) -> None:
         self._state = state

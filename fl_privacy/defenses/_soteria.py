@@ -140,17 +140,14 @@ def soteria(
     Feature i has as score the sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon), where r is the layer's input
     (Soteria, section 4). The bias gradient and all other layers stay.
 
-    The paper has no epsilon. ``form="code"`` follows the authors' scripts for the cosine attack, with epsilon 0.1:
-    negative features have negative scores, and features are zeroed if their score's magnitude is below the percentile
-    ``rate``.
-
     Args:
         rate: share of the features that are zeroed, in [0, 1).
         scores: ``exact`` takes a backward pass per feature, ``estimated`` a forward product per direction.
         directions: number of directions of the estimate; ``None`` takes 256 / B for a batch of B, at least 32, which
             zeroes at least 96 % of the same features.
-        form: ``paper`` or ``code``.
-        epsilon: added constant, above 0; ``None`` takes 1e-10 for ``paper`` and 0.1 for ``code``.
+        form: ``paper`` as above, or ``code`` as in the authors' scripts for the cosine attack: scores have r_i instead
+            of |r_i|, and features are zeroed if their score's magnitude is below the quantile ``rate``.
+        epsilon: added constant, above 0; ``None`` takes 1e-10 for ``paper``, which has none, and 0.1 for ``code``.
     """
     checks.number("defense.rate", rate, at_least=0, below=1, example=0.8)
     checks.one_of("defense.scores", scores, ("exact", "estimated"))

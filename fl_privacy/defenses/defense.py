@@ -34,7 +34,7 @@ class ClientState:
 
 @dataclass(frozen=True, eq=False)
 class LocalStep:
-    """Local training step in which a defense changes the gradient, with all that the defense may use."""
+    """Local training step in which a defense changes the gradient: model, values, batch, plan, and random generator."""
 
     model: nn.Module
     sent: ModelState  # model's values at this step, including private ones

@@ -35,7 +35,7 @@ _OF_FLARE = {"WEIGHTS": False, "WEIGHT_DIFF": True}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SavedArrays:
-    """Arrays of a file, and what the file states about them."""
+    """Arrays read from a file, weights or changes of weights, and what else the file states."""
 
     arrays: Mapping[str, Tensor]
     is_change: bool = False  # ``True`` if the arrays are changes of weights instead of weights

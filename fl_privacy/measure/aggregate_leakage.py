@@ -103,8 +103,8 @@ def leaked_words(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
 def leaked_members(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarray, np.ndarray], made: str) -> Answer:
     """Measure membership inference from the decrease of each example's loss in training (Yeom et al. 2018).
 
-    ``inside`` (P,) and ``outside`` (N,): decreases for the client's training examples and for other examples, of the
-    same classes if known. ``before``: negative losses of both before training; the same measure of them is the control.
+    ``inside`` (P,), ``outside`` (N,): decreases for the client's training examples and for others, of the same classes
+    if known. ``before``: their negative losses before training; the control is membership inference from these.
     ``made``: phrase that names the attacked uploads in the answer.
     """
     found = auc(Separation(positives=inside, negatives=outside))

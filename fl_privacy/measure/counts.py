@@ -23,7 +23,7 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Numbers of examples attacked by one attacker in one round, by outcome."""
+    """Numbers of attacked examples by outcome, from ``exact`` to ``nothing``, for one attacker in one round."""
 
     exact: int = 0  # reconstructed to the last bit, or proven
     identified: int = 0  # original nearest to the guess among many candidates; not exact

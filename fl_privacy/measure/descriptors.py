@@ -52,7 +52,7 @@ class Once:
 
 @dataclass(frozen=True)
 class DescriptorScale:
-    """Resolution and blurs at which images are compared."""
+    """Resolution (``side`` pixels) and pairs of blurs at which images are compared."""
 
     side: int  # pixels of the longer side after averaging
     pairs: tuple[tuple[int, int], ...]  # blurs of the shifted and of the other image, compared in every window

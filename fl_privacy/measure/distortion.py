@@ -12,7 +12,7 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateDistortion:
-    """Distance of a defended update from the undefended one."""
+    """Distance of a defended update from the undefended one: ratio of norms, cosine, and share of zeros."""
 
     # ||B|| / ||E||, norm of the undefended update over that of the difference; infinite if nothing changed
     signal_to_distortion: float
@@ -82,7 +82,7 @@ def linear_system(
 
 @dataclass(frozen=True, kw_only=True)
 class Tracing:
-    """Result of an attack that assigns images to the clients that own them (SPN, Fan et al. 2020)."""
+    """Result of an attack that assigns images to their clients: the share of wrong ones (SPN, Fan et al. 2020)."""
 
     distance: float  # share in [0, 1] of queries traced to a wrong client; 1 - 1 / ``participants`` by guessing
     attacked_distance: float  # the same share for attacked queries only

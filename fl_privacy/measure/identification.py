@@ -359,7 +359,7 @@ def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
 
 
 def all_aligned(guesses: Sequence[Sequence[Tensor]], originals: Tensor) -> list[tuple[float, float]]:
-    """Return PSNR and SSIM of :func:`aligned` for each original (B, C, H, W) and its best guess, -inf without any."""
+    """Return PSNR and SSIM, see :func:`aligned`, of each original's best guess; -inf for an original without one."""
     pairs = [(guess, original) for own, original in zip(guesses, originals, strict=True) for guess in own]
     if not pairs:
         return [_NONE] * len(originals)

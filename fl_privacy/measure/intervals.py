@@ -17,7 +17,7 @@ FEW = 5  # least number of independent groups for a useful interval: Student's f
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """Mean, confidence interval and other statistics of a sample."""
+    """Mean, 95 % confidence interval, median and range of a sample."""
 
     mean: float
     ci95: tuple[float, float] | None  # 95 % interval of the mean; ``None`` for a single group or an infinite value
@@ -176,7 +176,7 @@ perturbation is so small that images are reconstructed (roughly SPN, Figure 5)."
 
 @dataclass(frozen=True, kw_only=True)
 class PpcPoint:
-    """One strength of a defense on a curve of privacy-preserving characteristics (SPN, Fan et al. 2020)."""
+    """A defense at one strength: accuracy of the model, and error of the attack (PPC, Fan et al. 2020)."""
 
     accuracy: float
     distance: float  # distance of the attack's guesses from the originals

@@ -122,7 +122,10 @@ class GuessComparison:
 
     @property
     def is_nearest(self) -> bool:
-        """Return whether the original is nearest to the guess, by a lead of ``SURE`` or a likeness of ``LIKENESS``."""
+        """Return whether the original is clearly nearest to the guess among all candidates.
+
+        For "clearly", its lead must be ``SURE`` or its likeness ``LIKENESS``, at least.
+        """
         likeness, foreign = self.likeness or 0.0, self.foreign
         of_others = foreign is not None and foreign > FOREIGN and likeness < SAME
         alike = likeness >= LIKENESS and not (of_others and not self.is_above("psnr", FAR_PSNR))
@@ -131,7 +134,7 @@ class GuessComparison:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageScore:
-    """Score of an attack on one image, text or table row."""
+    """Score of one image, text or table row: value of each metric, and the comparison that decides the outcome."""
 
     image: int
     guess: int | None  # index of the guess; ``None`` without a guess, or if the score is loaded from a record
@@ -203,7 +206,7 @@ class ImageScore:
 
     @property
     def words_are_read(self) -> bool:
-        """Return whether an upload's guessed words match its texts better than as many frequent words do."""
+        """Return whether an upload's guessed words match its texts better than the same number of frequent words."""
         control, chance = self.compared.word_control_f1, self.compared.word_chance
         if _number(self.values.get(WORDS_METRIC)) is None or control is None or _is_chance(chance):
             return False

@@ -248,7 +248,7 @@ class Measure(Estimate):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Result of one method of inference, such as membership inference, about clients."""
+    """Result of one method of inference about clients, such as membership inference: figures and a ROC curve."""
 
     about: str  # question of the attack, one of ``fl_privacy.attacks.inference.About``
     method: str

@@ -23,7 +23,7 @@ CHUNK = 256  # images compared at a time; bounds the memory of LPIPS's features
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VictimScore:
-    """Scores of the guesses at one victim's batch."""
+    """Originals and guesses of one victim's batch (one attacked upload), with the score of each original."""
 
     id: VictimId
     images: tuple[ImageScore, ...]  # scores of the B originals, in order

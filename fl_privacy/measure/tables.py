@@ -104,9 +104,8 @@ def usual_row(public: Tensor, schema: Schema) -> Tensor:
 def control_cells(public: Tensor, truths: Tensor, schema: Schema) -> Tensor:
     """Return the share (B,) float64 of each true row's cells that guesses without the update get right.
 
-    ``truths`` (B, C): true rows. The share is the larger of two: that of :func:`usual_row`; and the quantile
-    :data:`BAND`, over random draws of B ``public`` rows (M, C), of their shares when :func:`assign` matches them to
-    ``truths``.
+    It is the larger of two shares: that of :func:`usual_row`, and the quantile :data:`BAND` of those of random
+    ``public`` rows (M, C), drawn many times and matched to ``truths`` (B, C) by :func:`assign`.
     """
     usual = right_cells(schema, usual_row(public, schema), truths).double().mean(1)
     rng = torch.Generator().manual_seed(0)

@@ -99,7 +99,7 @@ def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
-    """Return guesses (N, L) without the upload: the most frequent ``public`` tokens, ``lengths`` (N,) for each text."""
+    """Return guesses (N, L) that ignore the upload: for text i, the ``lengths[i]`` most frequent ``public`` tokens."""
     tokens, counts = torch.unique(numbered(public)[public >= 0], return_counts=True)
     order = counts.argsort(descending=True, stable=True)
     width = int(lengths.max()) if len(lengths) else 0

@@ -254,7 +254,8 @@ def _order(model: nn.Module, modules: dict[str, nn.Module], image_shape: tuple[i
 def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
     """Return the name of the layer after the last private layer; the second layer if none is private.
 
-    Layers are in the order of a forward pass. ``public``: names of parameters. ``UserError`` if there is no such layer.
+    A layer is private if its parameters are not ``public`` (names). Layers are in the order of a forward pass on images
+    of ``image_shape``. ``UserError`` if there is no such layer.
     """
     layers = called_layers(model, image_shape)
     owned = {name: model.get_submodule(name).named_parameters(recurse=False) for name in layers}

@@ -79,7 +79,7 @@ class ModelState:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Upload:
-    """Everything that a client sends in a round."""
+    """What a client sends in a round: gradient or weights (``tensors``), ``buffers``, and number of examples."""
 
     tensors: Tensors  # gradient, delta or weights by parameter name; missing names were withheld
     buffers: Tensors = field(default_factory=dict)  # running batch-norm statistics, empty if the plan withholds them
@@ -152,7 +152,7 @@ class Knowledge:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observation:
-    """Everything that an attacker knows about one update."""
+    """What an attacker knows about one update: model, values sent, upload, the client's plan, and ``knowledge``."""
 
     id: VictimId  # name of the attacked update and of its random streams
     model: nn.Module  # architecture; its parameter values are not used
@@ -295,7 +295,7 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reconstruction:
-    """Result of an attack on one observation."""
+    """Result of an attack on one observation: guessed ``batch``, or ``words`` of texts, or reason of a ``failure``."""
 
     id: VictimId
     batch: Batch | None  # reconstruction, in the attacker's order; ``None`` if the attack failed

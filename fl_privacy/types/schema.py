@@ -23,7 +23,7 @@ MOST_DECIMALS = 20  # most decimals of a number as text
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """Column of a table: numbers, or categories in one-hot encoding."""
+    """Column of a table: numbers, or categories in one-hot encoding, and the scaling of its values."""
 
     name: str
     categories: tuple[str, ...] = ()  # names, in the order of their encoded values; empty for a numeric column
@@ -189,7 +189,7 @@ class Schema:
         return self.encode(self.cells(inputs)).to(inputs)
 
     def drawn(self, number: int, rng: torch.Generator) -> Tensor:
-        """Draw ``number`` random encoded rows (N, F): categories by their shares, numbers from N(0, 1), clamped."""
+        """Draw ``number`` encoded rows (N, F): categories by their shares, numbers from N(0, 1) within their bounds."""
         cells = torch.empty(number, len(self.columns), dtype=torch.float64)
         for place, column in enumerate(self.columns):
             if column.is_number:

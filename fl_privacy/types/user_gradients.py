@@ -39,7 +39,7 @@ _SAME = 1e-4  # largest relative distance at which an output layer's gradient co
 
 @dataclass(frozen=True, eq=False)
 class UserUpload:
-    """One upload as stated by a user, with tensors under the model's parameter names."""
+    """Upload as stated by a user: the model's values before training, and gradients or values after it."""
 
     model: nn.Module
     parameters: dict[str, Tensor]  # copies of the model's values before training, which the server sent

@@ -111,7 +111,7 @@ def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
 class Unrolled(victims.VictimGradients):
     """Computes gradients by replaying each victim's local steps: the parameters' change divided by -lr.
 
-    ``trial``: inputs (V, B, ...) to test whether the fast :func:`victims.joined_loss` works; else, ``vmap`` is used.
+    ``trial``: inputs (V, B, ...) to test :func:`victims.joined_loss`; if it fails, the slower ``vmap`` is used.
     """
 
     def __init__(self, victim_model: victims.VictimModel, trial: Tensor | None = None) -> None:

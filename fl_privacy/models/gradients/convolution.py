@@ -25,7 +25,7 @@ from fl_privacy.types import Tensors
 
 @dataclass
 class Victims:
-    """Counter of the victims (attacked batches) that are stacked in the current forward pass."""
+    """Number of victims (attacked batches) that are stacked in the current forward pass; the caller sets ``count``."""
 
     count: int = 1
 
@@ -123,8 +123,8 @@ class _ChannelSums(torch.autograd.Function):
 def separated_copy(model: nn.Module) -> tuple[nn.Module, dict[str, str], Victims]:
     """Return a copy of ``model`` with each norm layer separated into a normalization and an :class:`Affine`.
 
-    Also return a mapping of parameter names to those in the copy, and the :class:`Victims` of these layers. The caller
-    sets its ``count``, the number of batches stacked in the inputs, before each pass.
+    Also return a mapping of parameter names to those in the copy, and :class:`Victims`, whose ``count`` the caller sets
+    before each pass.
     """
     # for statistics of each victim's batch, and without vmap's wrong second derivatives
     copied, victims = copy.deepcopy(model), Victims()

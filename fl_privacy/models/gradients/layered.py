@@ -161,7 +161,7 @@ def pays(outputs: int, inputs: int, positions: int) -> bool:
 
 
 def factorize(value: Tensor, rank: int) -> Factors | None:
-    """Return factors of V victims' ``value``; ``None`` if a matrix's rank is above ``rank``, as after pruning."""
+    """Return low-rank factors of V matrices ``value``; ``None`` if a matrix's rank is above ``rank``."""
     columns = min(rank + _SPARE, *value.shape[1:])
     probe = torch.randn(value.shape[2], columns, generator=torch.Generator().manual_seed(0)).to(value)
     # Halko, Martinsson, Tropp 2011, Alg. 4.1

@@ -115,7 +115,7 @@ warnings.filterwarnings("ignore", message="There is a performance drop because w
 
 @dataclass(frozen=True, eq=False)
 class VictimModel:
-    """Model sent to the clients that are attacked together, and the plan and loss of their training."""
+    """Model sent to the clients (victims) that are attacked together, with the plan and loss of their training."""
 
     model: nn.Module
     names: Sequence[str]  # parameters whose gradients are computed
