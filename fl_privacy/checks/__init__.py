@@ -206,9 +206,9 @@ FromPlain = Callable[[object, str], object]  # builds a field from its value and
 
 
 def made(kind: type[_R], plain: object, where: str, **parts: FromPlain) -> _R:
-    """Build the dataclass ``kind`` from the JSON object ``plain``; ``ValueError`` names ``where`` if it does not fit.
+    """Build the dataclass ``kind`` from the JSON object ``plain``; ``ValueError`` names ``where`` if a field is wrong.
 
-    ``parts``: for fields that are objects themselves, functions ``(value, where) -> field``.
+    ``parts``: function (value, place) that builds the value of a field, by the field's name.
     """
     if not isinstance(plain, dict):
         raise ValueError(f"{where} is {beginning(plain)}")

@@ -104,7 +104,7 @@ class CriticNet(nn.Module):
 
 
 class Critic:
-    """One of several critics of GS-WGAN, trained only on ``own``, a subset of the client's examples, if not empty."""
+    """One of GS-WGAN's critics, which rate images; it is trained only on the client's examples ``own``, if any."""
 
     def __init__(self, own: Batch, num_classes: int, rng: torch.Generator, *, width: int, lr: float) -> None:
         self._images, self._labels = own.inputs, hard_labels(own.labels)

@@ -80,5 +80,5 @@ def round_to_codes(positions: Tensor, bits: int) -> Tensor:
 
 
 def from_grid(codes: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """Convert ``codes`` to values in [-scale, scale], in the dtype of ``scale``; the inverse of :func:`to_grid`."""
+    """Convert integer ``codes`` to values in [-scale, scale], in the dtype of ``scale``; inverts :func:`to_grid`."""
     return (scale.double() * (codes.double() + 0.0) / largest_code(bits)).to(scale.dtype)  # + 0.0 makes -0.0 positive

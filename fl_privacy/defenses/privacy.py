@@ -65,7 +65,7 @@ def epsilons(
 ) -> list[float]:
     """Return :func:`epsilon` after each of the ascending ``steps``, faster than by separate calls.
 
-    ``prv`` is computed for some of ``steps`` only; the others get the epsilon of the next larger of those.
+    ``prv``, which is slow, is computed for some steps; each other step gets the epsilon of the next computed one.
     """
     settings: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate, "delta": delta}
     if not steps:
@@ -166,10 +166,11 @@ def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta:
 
 
 def svt_epsilon(elements: int, *, fraction: float = 0.1, epsilon: float = 0.1, noise_var: float = 0.1) -> float:
-    """Return the epsilon (delta 0) of one upload by NVFlare's filter ``svt``, which protects any change of the update.
+    """Return the epsilon (delta 0) of one upload by the filter ``svt`` (sparse vector technique, NVFlare).
 
-    It is the sum over the threshold, accepted queries (Lyu, Su and Li 2017, theorem 4) and uploaded values. The filter
-    may accept all ``elements``; NVFlare's accountant counts only those that are uploaded.
+    It protects any change of the update, and is the sum over the threshold, accepted queries (Lyu, Su and Li 2017,
+    theorem 4) and uploaded values. The filter may accept all ``elements``; NVFlare's accountant counts only uploaded
+    ones.
 
     Args:
         elements: number of elements n of the update, of which ceil(fraction n) are uploaded.

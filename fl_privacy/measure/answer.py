@@ -29,7 +29,7 @@ QUESTIONS: Mapping[QuestionName, Question] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Situation that an answer holds for, such as updates after one training step on one example."""
+    """Situation that an answer is about: the attacked uploads, such as those after one step on one example."""
 
     name: str = ""
     title: str = ""

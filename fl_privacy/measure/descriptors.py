@@ -222,7 +222,7 @@ def _windows(height: int, width: int, gap: int) -> tuple[tuple[slice, slice], ..
 
 
 def unit(looks: Tensor) -> Tensor:
-    """Return images (..., H, W) less their means, divided by their norms."""
+    """Return images ``looks`` (..., H, W) less their means, divided by their norms."""
     looks = looks - looks.mean((-2, -1), keepdim=True)
     norms = looks.square().sum((-2, -1), keepdim=True).sqrt()
     return looks / (norms + float(LEAST_CONTRAST * (looks.shape[-1] * looks.shape[-2]) ** 0.5))

@@ -123,7 +123,7 @@ _LEAST_REST = 1e-3  # least unexplained variance of two images' correlation that
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Identified:
-    """Result of :func:`identify` for each of B originals: how clearly a guess singles it out among candidates."""
+    """Result of :func:`identify` for each of B originals: its best guess, its likeness to it, its rank and its lead."""
 
     guess: Tensor  # (B,) index of the most similar guess
     # (B,) largest absolute correlation with that guess, in [0, 1], over the comparisons in which the original leads;

@@ -84,7 +84,7 @@ def is_split(values: Sequence[float], *, groups: int) -> bool:
 
 
 def pmm(accuracy: float, undefended_accuracy: float) -> float:
-    """Return Refiner's performance maintenance metric, ``accuracy`` in percent of the undefended; NaN if that is 0.
+    """Return ``accuracy`` in percent of the undefended (Refiner's performance maintenance metric); NaN if that is 0.
 
     >>> pmm(0.45, 0.5)
     90.0

@@ -193,7 +193,7 @@ class ImageScore:
         """Return the probability that a guess made without the update scores as well as this guess.
 
         It is computed from the original's margin over other images (lead), or from the number of a text's right words.
-        For a row, it is 1 - ``BAND``. It is 0 for an image or a text far better than guesses without the update.
+        For a row, it is 5 % (1 - ``BAND``). It is 0 for an image or a text far better than guesses without the update.
         """
         if TABLE_METRIC in self.values:
             return 1 - BAND

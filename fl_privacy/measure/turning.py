@@ -231,7 +231,7 @@ class Turning(Once):
         return self.once(sight, lambda: ShiftedDescriptors(self.guess, sight))
 
     def ways(self, originals: Gallery) -> list[Way]:
-        """Return comparisons of ``originals`` with the guess, in other poses and cut into tiles.
+        """Return comparisons of ``originals`` with the guess in tiles and in other poses (turned, mirrored or scaled).
 
         Poses are left out if, at low resolution, too many other images are closer to the guess than the originals.
         """
@@ -331,7 +331,7 @@ TINY = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Posed(Way):
-    """Comparison in which the guess is mirrored, rotated, scaled and shifted to correlate most with each image."""
+    """Comparison of each image with the guess mirrored, rotated, scaled and shifted so that it fits the image best."""
 
     side: int
     placed: _Placed  # best poses of the guess for the originals

@@ -107,7 +107,7 @@ class LocalPlan:
         return self.crop_padding > 0 or self.flip
 
     def held(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the ``names`` that are not trained; ``UserError`` if none is trained, or a pattern matches no name."""
+        """Return the ``names`` that the plan freezes; ``UserError`` if it freezes all, or a pattern of it fits none."""
         if not self.frozen and not self.trained:
             return frozenset()
         names = list(names)

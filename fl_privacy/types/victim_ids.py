@@ -52,7 +52,7 @@ class VictimId:
 
 
 class Certainty(StrEnum):
-    """Certainty of a reconstruction, as the attacker knows it without the truth."""
+    """Certainty of a reconstruction, as an attacker can judge it: proven, consistent with the update, or neither."""
 
     PROVEN = "proven"
     """Equal to the inputs of the model's first layer, up to rounding: the unique solution of a system of equations,

@@ -23,7 +23,7 @@ _ELEMENTS_ON_CPU = 1 << 24  # most elements of per-image gradients held at once 
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Inner products of gradients at S target images and at K images between a start and each target.
+    """Inner products of gradients that compare S target images with K images on a line from a start to each target.
 
     They are separate for each of T parameter tensors.
     """

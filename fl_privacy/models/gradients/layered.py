@@ -153,9 +153,9 @@ class Factors:
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Return whether gradients are compared faster by their factors (a layer's inputs and output gradients).
+    """Return whether comparing weight gradients by their factors (layer inputs, output gradients) saves operations.
 
-    ``positions``: number of places at which the layer is applied.
+    ``positions``: number of places at which the layer is applied, such as pixels.
     """
     return 3 * positions * (outputs + inputs) < outputs * inputs
 
@@ -182,7 +182,7 @@ class NotLayeredError(RuntimeError):
 
 
 class Layered(VictimGradients):
-    """Computes all victims' gradients in one forward and one backward pass over the stacked batches."""
+    """Computes the gradients of all victims (attacked batches) in one forward and one backward pass."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._victim_model = victim_model
