@@ -253,7 +253,7 @@ class ImageFolder:
 
 
 def local_source(folder: Path, by_class: Callable[[Path], Source] = ImageFolder) -> Source:
-    """Return the source of ``folder``: parquet files, else ``by_class(folder)``; ``UserError`` if it does not exist."""
+    """Return the parquet files in ``folder`` as a source, else ``by_class(folder)``; ``UserError`` if it is missing."""
     if not folder.is_dir():
         parent = folder.parent
         there = ", ".join(f.name for f in _subfolders(parent)) if parent.is_dir() else "no such folder either"

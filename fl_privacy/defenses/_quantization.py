@@ -63,7 +63,7 @@ def quantize(tensor: Tensor, bits: int, rng: torch.Generator | None = None) -> T
 
 
 def largest_code(bits: int) -> int:
-    """Return the largest integer code c of ``bits`` bits; codes are -c to c, or -1 and 1 for one bit."""
+    """Return the largest integer c that codes a value in ``bits`` bits; codes are -c to c, or -1 and 1 for one bit."""
     return 1 if bits == 1 else 2 ** (bits - 1) - 1
 
 

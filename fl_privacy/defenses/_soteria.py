@@ -47,7 +47,7 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def maker_of(logits: Tensor, calls: Sequence[ModuleCall]) -> str:
-    """Return the name of the call in ``calls`` whose output is ``logits``; if there is none, of the last call."""
+    """Return the name of the layer in ``calls`` that returned ``logits``; if there is none, of the last one called."""
     return next((call.name for call in reversed(calls) if call.output is logits), calls[-1].name)
 
 

@@ -65,9 +65,9 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsI
 
 
 def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
-    """Return a function from robust data (B, ...) to their gradients' distances UM (B,) from ``target``.
+    """Return a function from robust data (B, ...) to the distances UM (B,) of their gradients from ``target``.
 
-    For robust data see :func:`batch_gap`; here, there is a gradient for each example.
+    It is :func:`batch_gap` for single examples: ``target`` has a gradient (B, *shape) of each.
     """
 
     def gap(images: Tensor) -> Tensor:

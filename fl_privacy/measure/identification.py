@@ -267,7 +267,7 @@ USUAL_TURNED = 100  # ``REFERENCE`` for turned guesses
 def identify(
     guesses: Tensor, originals: Tensor, candidates: PublicImages | None = None, *, apart: Tensor | None = None
 ) -> Identified:
-    """Rank each original of a batch among candidates by its similarity to the guesses, up to harmless changes.
+    """Rank each original of a batch among candidates by its similarity to the guesses, ignoring harmless changes.
 
     Candidates are the distractors (images that a guess could also show), their mean and that of each class. Similarity
     is Fisher's z of the correlation, standardized over ``REFERENCE`` candidates. An original has rank 1 if it is the

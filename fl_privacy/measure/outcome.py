@@ -122,9 +122,9 @@ class GuessComparison:
 
     @property
     def is_nearest(self) -> bool:
-        """Return whether the original is clearly nearest to the guess among all candidates.
+        """Return whether the original is clearly nearer to the guess than all candidates are.
 
-        For "clearly", its lead must be ``SURE`` or its likeness ``LIKENESS``, at least.
+        This takes a lead of at least ``SURE``, or a likeness of at least ``LIKENESS``; see the class for both.
         """
         likeness, foreign = self.likeness or 0.0, self.foreign
         of_others = foreign is not None and foreign > FOREIGN and likeness < SAME

@@ -377,7 +377,7 @@ def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tiled(Way):
-    """Comparison that ignores the order of tiles: each tile of the guess meets the nearest tile of the image."""
+    """Comparison that ignores the order of tiles: each tile of the guess is matched to the image's nearest tile."""
 
     grid: int
     pieces: Tensor
