@@ -99,9 +99,10 @@ def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]
 def estimated_row_norms(
     features: Features, inputs: Tensor, *, directions: int, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return features (B, D) and estimated norms of their derivatives by the inputs, as :func:`exact_row_norms` does.
+    """Return estimated norms (B, D) of the features' derivatives by the inputs, and the features (B, D).
 
-    It takes ``directions`` Jacobian products with random signs; the relative error is about 1 / sqrt(2 directions).
+    The estimate takes ``directions`` products of the derivatives with random signs; its relative error is about 1 /
+    sqrt(2 directions).
     """
     x = inputs.detach()
 

@@ -92,7 +92,7 @@ def descend(
 
     ``start``: images (B, C, H, W), or embedded texts (B, L, d). ``gap``: function to the gradients' distance UM, lower
     is better; ``unit``: its scale, () or (B,), or (1,) for the batch. ``privacy``: function to the privacy metric PM,
-    higher is better. Steps along gap / unit are at most Polyak's.
+    higher is better. The step size is ``lr``, or that of Polyak's rule for gap / unit if smaller.
     """
     images = start
     for _ in counted("refining images", range(iterations)):

@@ -234,7 +234,7 @@ def compare_words(
     """Compare the words guessed for one victim with those of its texts; return metrics and a comparison.
 
     Both are empty if no words were guessed. Special tokens are excluded. The control guesses as many words as the texts
-    have, the most frequent public ones. ``word_chance`` is the probability that unrelated public texts match as well.
+    have, the most frequent public ones. ``word_chance`` is the probability that unrelated texts fit the guess as well.
     """
     if reconstruction.words is None:
         return {}, GuessComparison()

@@ -270,11 +270,10 @@ def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection
 
 
 def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
-    """Return the name of the module that follows the activation of the last private layer.
+    """Return the name of the module after the activation that follows the last private layer (FDL-PP, Def. 4).
 
-    ``public``: names of the uploaded values; other layers are private. If none is private, the first layer counts as
-    private. If no activation module follows the last private layer, the result is that of :func:`cut_layer`. FDL-PP's
-    private part ends with an activation (Gu et al. 2021, Def. 4).
+    A layer is private if its values are not ``public`` (names); if none is, the first one counts as private. Without
+    such an activation, the result is that of :func:`cut_layer`.
     """
     layers = called_layers(model, image_shape)
     first = cut_layer(model, image_shape, public)

@@ -268,8 +268,8 @@ class Layered(VictimGradients):
     def passed(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, list[LayerCall]]:
         """Return the sum of V victims' losses, detached, and the recorded call of each layer.
 
-        The calls are differentiable with respect to ``inputs`` (V, B, ...). ``hidden`` (V, B, F): gradient of a
-        further, secret loss of the victims, by the inputs of the layer with the weight ``victim_model.hidden``.
+        The calls are differentiable with respect to ``inputs`` (V, B, ...). ``hidden`` (V, B, F): gradient of a second,
+        secret loss with respect to the inputs of the layer whose weight is called ``victim_model.hidden``.
         """
         count, size = inputs.shape[:2]
         create_graph = torch.is_grad_enabled()
