@@ -115,7 +115,7 @@ OWNERS: Mapping[str, str] = {"celeba": "celeb_id", "femnist": "writer_id"}
 def hub_source(
     name: str, known: Mapping[str, HubData] = KNOWN, others: str = "mnist_mini, photograph, image_folder"
 ) -> HubData:
-    """Return a known data set, or any ``owner/name`` of the hub; else a ``UserError`` lists these and ``others``."""
+    """Return a known data set, or any ``owner/name`` of the hub; else ``UserError`` lists the known and ``others``."""
     if name in known:
         return known[name]
     if name.count("/") == 1:

@@ -45,10 +45,10 @@ def _flat(tensors: Tensors) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSystem:
-    """How well a layer's equations B x = W determine the layer's input x under a defense's noise (SPN, Theorem 2.2).
+    """How exactly a layer's gradients determine its input x under a defense's noise (SPN, Theorem 2.2).
 
-    B is the diagonal matrix of the bias gradient's entries b_i, with the noise E_B of entries e_i; W is the gradient of
-    the weight. Norms are spectral, and Euclidean for W.
+    The equations are B x = W: B is the diagonal matrix of the bias gradient's entries b_i, with the noise E_B of
+    entries e_i; W is the gradient of the weight. Norms are spectral, and Euclidean for W.
     """
 
     condition: float  # condition number kappa(B), largest over smallest |b_i|

@@ -135,7 +135,7 @@ def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def numbered(tokens: Tensor) -> Tensor:
-    """Return integers (..., L) that number repeated tokens (..., L), so that sets of them can be compared.
+    """Return integers (..., L) for tokens (..., L), which also distinguish repetitions of a token in a text.
 
     The k-th occurrence of a token has the same integer in every text.
     """

@@ -213,7 +213,7 @@ def identification_bound(*, epsilon: float, delta: float, candidates: int) -> fl
 
 
 def proven_epsilon(found: Separation, *, delta: float) -> float:
-    """Return the largest epsilon that the scores disprove at ``delta`` with 95 % confidence, at least 0."""
+    """Return the lower bound on epsilon, given ``delta``, that the scores prove with 95 % confidence; at least 0."""
     # the threshold is chosen on one half of the examples; on the other half, both rates are bounded as by Clopper and
     # Pearson, with an error of 2.5 % each (Nasr et al. 2021, "Adversary instantiation")
     chosen_on, judged_on = found.halves()

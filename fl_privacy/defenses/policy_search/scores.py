@@ -269,7 +269,8 @@ def accuracy_scores(
 ) -> list[float]:
     """Return the accuracy score S_acc (Gao et al. 2023) of each of ``policies``, higher is better.
 
-    It is the mean over pairs of an element of ``states`` and a batch of ``images``. ``total``: see :data:`Total`.
+    It is the mean over k, for values ``states[k]`` of the model and the batch ``images[k]``; ``total``: see
+    :data:`Total`.
     """
     draws = []
     for number, (state, batch) in enumerate(zip(states, images, strict=True)):
@@ -284,7 +285,7 @@ TrainingProgress = Callable[[int, int, float], None]  # (epochs done, total epoc
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """Training of a network by SGD with momentum and three learning-rate drops; defaults of Gao et al. 2023."""
+    """Training by SGD with momentum and three learning-rate drops; the defaults are those of Gao et al. 2023."""
 
     epochs: int = 50
     lr: float = 0.1  # initial learning rate, divided by ten after 3/8, 5/8 and 7/8 of the epochs

@@ -28,7 +28,7 @@ _METHODS: dict[str, Callable[[victims.VictimModel, Tensor], victims.VictimGradie
 
 
 def victim_gradients(victim_model: victims.VictimModel, inputs: Tensor, labels: Tensor) -> victims.VictimGradients:
-    """Return the fastest method that gives the right gradients for ``inputs`` and ``labels``."""
+    """Return the fastest method for victims' gradients that gives the right ones for ``inputs`` and ``labels``."""
     reference = victims.OneByOne(victim_model)
     name, reasons = _fastest(list(_METHODS), victim_model, inputs, labels, with_slope(reference, inputs, labels))
     if name in _METHODS:

@@ -178,7 +178,7 @@ def for_a_compiler() -> Iterator[None]:
 
 
 def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair, groups: int) -> bool:
-    """Return whether :func:`transposed` is faster than PyTorch's backward pass, for a number of ``images``."""
+    """Return whether :func:`transposed` is faster than PyTorch's backward pass for this number of ``images``."""
     alike = 1 < stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
     small = weight.shape[1] <= _NARROW and images >= _MANY and min(weight.shape[2:]) > 2 * stride[0]
     return alike and small and weight.device.type == "cpu"
@@ -430,7 +430,7 @@ class FoldedConvolution(FrozenConv2d):
 
 @torch.no_grad()
 def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
-    """Return the names of (convolution, norm) pairs of layers that are faster if folded, for inputs (N, ...).
+    """Return the names of (convolution, norm) pairs that are faster if folded into one layer, for inputs (N, ...).
 
     Folding is wrong if anything else uses the convolution's output, which is not detected.
     """

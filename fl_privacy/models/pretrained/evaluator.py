@@ -16,7 +16,7 @@ from fl_privacy.rng import derive_generator, derive_seed
 
 
 class EvaluationNetwork(nn.Module):
-    """Refiner's evaluation network D for images: strided 3x3 convolutions and a sigmoid (Fan et al. 2025, App. D)."""
+    """Refiner's evaluation network, which estimates the share of noise in images (Fan et al. 2025, App. D)."""
 
     def __init__(self, *, input_shape: Sequence[int], widths: Sequence[int] = (128, 256, 512)) -> None:
         super().__init__()
