@@ -67,8 +67,8 @@ _YEAR = re.compile(r"(_?et_?al)?_?((19|20)?\d\d)?$")
 def aliases() -> Mapping[str, Any]:
     """Return other names that users type for options and settings, from ``aliases.json``.
 
-    Examples: ``options["attack"]["dlg"] == ["zhu", ...]``, ``settings["lr"] == ["learning_rate", ...]``.
-    ``elsewhere["lr"]`` is a full override for use in other sections.
+    Examples: ``options["attack"]["dlg"] == ["zhu", ...]``, ``settings["lr"] == ["learning_rate", ...]``. The full name
+    of a setting is, for instance, ``elsewhere["lr"] == "federation=fedavg federation.plan.lr"``.
     """
     return shipped(__file__, "aliases.json")  # type: ignore[no-any-return]
 

@@ -71,7 +71,7 @@ def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> 
 
 
 def cells_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the share (N,) float64 of true values in each row of ``right`` (N, C); ``numbers`` is unused."""
+    """Return the share (N,) float64 of right cells in each row of booleans ``right`` (N, C); ``numbers`` is unused."""
     return right.double().mean(1)
 
 

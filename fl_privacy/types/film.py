@@ -79,7 +79,7 @@ def show_frames(take: Callable[[], Sequence[Snapshot]]) -> None:
 
 
 def joined(first: Sequence[Snapshot], moments: int, then: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
-    """Join two films (snapshots of an attack); add ``moments``, the iterations of ``first``, to those of ``then``."""
+    """Join two films (snapshots of an attack); iterations of ``then`` are counted on from ``moments``."""
     return (*first, *(replace(each, at=each.at + moments) for each in then))
 
 

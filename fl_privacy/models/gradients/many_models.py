@@ -31,7 +31,7 @@ class ConvolutionOfMany(nn.Conv2d):
 
 
 def for_many(model: nn.Module, inputs: Tensor) -> nn.Module:
-    """Return a copy of ``model`` for ``vmap`` over parameters, fast on batches like ``inputs`` (B, C, H, W)."""
+    """Return a copy of ``model`` that is fast under ``vmap`` over parameters, for ``inputs`` such as (B, C, H, W)."""
     copied = copy.deepcopy(model)
     found = {n: m for n, m in copied.named_modules() if n and type(m) is nn.Conv2d and convolution.pads_with_zeros(m)}
     with torch.no_grad(), hooks.leaving(found) as calls:
