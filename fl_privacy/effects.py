@@ -143,7 +143,7 @@ class SparseVector(Sparse):
 
 @dataclass(frozen=True, kw_only=True)
 class Truncated(PostProcessing):
-    """Clamping of each element to [-``bound``, ``bound``], in units of the update."""
+    """Clamping of each element of the update to the range from -``bound`` to ``bound``."""
 
     bound: float | None = field(metadata=_POSITIVE)
 
@@ -190,7 +190,7 @@ class OtherImages(Heuristic):
 class Mixed(OtherImages):
     """Training on weighted sums of ``images`` images, with the sign of random pixels flipped (InstaHide).
 
-    Labels are summed with the same weights; only ``labeled`` of the images have one.
+    Labels are summed with the same weights. ``labeled``: number of images of a sum that have a label.
     """
 
     images: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
@@ -266,7 +266,7 @@ class PrivateLayers(Heuristic):
 
 @dataclass(frozen=True)
 class Part:
-    """Public description of one component of a defense."""
+    """Public description of one component of a defense: name, settings, and effect on the uploads."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -281,7 +281,7 @@ Description = tuple[Part, ...]
 
 
 def mixing(parts: Description | None) -> Mixed | None:
-    """Return the effect of the defense ``parts`` if it changes images only by mixing them, else ``None``."""
+    """Return the :class:`Mixed` effect among the defense's ``parts``, if it changes images only by mixing them."""
     changing = [part.effect for part in parts or () if isinstance(part.effect, OtherImages | Transformed)]
     return changing[0] if len(changing) == 1 and isinstance(changing[0], Mixed) else None
 

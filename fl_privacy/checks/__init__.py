@@ -39,11 +39,11 @@ def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
 
 
 def meant_by(word: str, allowed: Collection[str], group: str = "", *, above: str | None = None) -> str:
-    """Return the ``allowed`` name, or the override to suggest, that fits a misspelled ``word``; empty if none fits.
+    """Return the name in ``allowed`` that a misspelled ``word`` most likely means; empty if none fits.
 
-    Aliases (``aliases.json``) of the configuration ``group``, or of settings if it is empty, come before similar names.
-    ``above``: configuration section of a misspelled setting, "" at top level; there and in ``federation``, the result
-    may also be a setting of another section.
+    Aliases come before similar names. The result may also be an override, such as ``server=imprint``. ``group``:
+    configuration group of an option, such as ``attack``; empty for a setting. ``above``: section of a setting; at top
+    level (empty) and in ``federation``, settings of other sections are suggested, too.
     """
     table = aliases()
     plain = re.sub(r"[\s.-]+", "_", word.strip().lower())
@@ -67,8 +67,8 @@ _YEAR = re.compile(r"(_?et_?al)?_?((19|20)?\d\d)?$")
 def aliases() -> Mapping[str, Any]:
     """Return other names that users type for options and settings, from ``aliases.json``.
 
-    ``options``: configuration group -> option -> aliases; an override to suggest, such as ``server=imprint``, may
-    replace an option. ``settings``: setting -> aliases. ``elsewhere``: alias -> full name of the setting.
+    Examples: ``options["attack"]["dlg"] == ["zhu", ...]``, ``settings["lr"] == ["learning_rate", ...]``. The full name
+    of a setting is, for instance, ``elsewhere["lr"] == "federation=fedavg federation.plan.lr"``.
     """
     return shipped(__file__, "aliases.json")  # type: ignore[no-any-return]
 
@@ -112,7 +112,10 @@ def whole(name: str, value: int, *, at_least: int, at_most: int | None = None, e
 
 
 def shape(name: str, value: object, *, example: str) -> tuple[int, ...]:
-    """Return ``value``, a whole number or a list of them, as a shape; raise ``UserError`` unless all are at least 1."""
+    """Return ``value``, a whole number or a sequence of them, as a tuple; ``UserError`` if one is below 1.
+
+    The message begins with ``name`` and ends with the advice ``example``.
+    """
     sizes = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     if not sizes or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
         raise UserError(f"{name} is expected to be whole numbers of at least 1, but got {value!r}; {example}.")
@@ -203,7 +206,10 @@ FromPlain = Callable[[object, str], object]  # builds a field from its value and
 
 
 def made(kind: type[_R], plain: object, where: str, **parts: FromPlain) -> _R:
-    """Build the dataclass ``kind`` from JSON; ``ValueError`` if it does not fit. ``parts``: field -> its builder."""
+    """Build the dataclass ``kind`` from the JSON object ``plain``; ``ValueError`` names ``where`` if a field is wrong.
+
+    ``parts``: function (value, place) that builds the value of a field, by the field's name.
+    """
     if not isinstance(plain, dict):
         raise ValueError(f"{where} is {beginning(plain)}")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
@@ -226,7 +232,10 @@ def _of_type(hint: Any, plain: object, where: str) -> object:
 
 
 def each(make: Callable[[Any, str], _R], plain: object, where: str, *, at_least: int = 0) -> tuple[_R, ...]:
-    """Return ``make(entry, where[number])`` for each list entry; ``ValueError`` on ``where`` if none or too short."""
+    """Return ``make(entry, place)`` for each entry of the JSON list ``plain``, with a place such as ``where[0]``.
+
+    ``ValueError`` names ``where`` if ``plain`` is no list, or has fewer than ``at_least`` entries.
+    """
     if not isinstance(plain, list) or len(plain) < at_least:
         raise ValueError(f"{where} is {beginning(plain)}, not a list of at least {at_least}")
     return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(plain))

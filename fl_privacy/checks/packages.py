@@ -26,7 +26,7 @@ INSTALLED_BY: Mapping[str, str] = {
 
 
 def lacks(package: str, what: str, *, instead: str = "") -> UserError:
-    """Return the error for a ``package`` that is missing for the feature ``what``; ``instead``: alternative advice."""
+    """Return the error that a ``package`` is missing for ``what``: how to install it, or what to do ``instead``."""
     other = f", {instead}" if instead else ""
     return UserError(
         f"{what} is expected to find the package {package}, but it is not installed; run"

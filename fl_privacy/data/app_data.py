@@ -149,8 +149,7 @@ def declared_normalization(source: object) -> Normalization | None:
 def find_normalization(data: object) -> Normalization | None:
     """Infer the normalization from the transform or the extreme pixels; ``None`` if pixels lie within [0, 1].
 
-    The extreme pixels are taken for black and white: -mean / std and (1 - mean) / std. ``UserError`` if there are no
-    images.
+    The extreme pixels are taken for black and white: -mean / std and (1 - mean) / std. ``UserError`` without images.
     """
     loaded = data[0] if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset) else data
     if (stated := declared_normalization(loaded)) is not None:

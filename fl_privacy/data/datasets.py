@@ -39,8 +39,7 @@ def cached(
 ) -> tuple[Examples, Examples]:
     """Return the examples that ``make`` builds, from a cache in ``folder`` or the user's cache, if they are there.
 
-    ``name``, ``key``: identify the cached file. The folder is readable by its owner only; if it can't be written, a
-    warning names it.
+    ``name``, ``key``: identify the cached file. The folder is private; if it can't be written, a warning names it.
     """
     digest = hashlib.sha256(json.dumps([_FORMAT, *key]).encode()).hexdigest()[:16]
     file = (folder or user_cache_folder()) / f"{name.replace('/', '--')}-{digest}.safetensors"
@@ -147,8 +146,8 @@ def load_data(
         image_size: height and width to scale images to; ``None`` keeps theirs.
         channels: 1 or 3; ``None`` keeps theirs.
         fit: way to reach ``image_size``: ``resize`` or ``pad``, see ``images.fit_images``.
-        image_column, label_column: columns of images and labels; ``None`` finds them.
-        group_column: column of the owners, for the natural partition; ``None`` keeps none.
+        image_column, label_column: columns of images and labels; ``None`` takes usual names, such as ``image``.
+        group_column: column that names each example's owner, for the natural partition; ``None`` keeps no owners.
         classes: all classes in label order; ``None`` takes the folders, in alphabetical order.
         keep: ``True`` caches decoded images.
     """
@@ -224,7 +223,10 @@ def _decode(parts: Sequence[Any], column: str, reading: _Reading, name: str) -> 
 
 
 def hold_out(examples: E) -> tuple[E, E]:
-    """Split off one fifth of each class, always the same; ``UserError`` for fewer than five examples in all."""
+    """Return two parts of ``examples``: four fifths of each class for training, and one fifth held out for tests.
+
+    The split is always the same. ``UserError`` for fewer than five examples.
+    """
     if len(examples) < _HELD_OUT:
         raise UserError(
             f"A data set without a test split is expected to have at least {_HELD_OUT} examples,"

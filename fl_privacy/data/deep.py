@@ -20,7 +20,7 @@ LEAST_OF_WHITE = 0.25
 
 @dataclass
 class Deep:
-    """Record of a data set's gray images with signed values or more than 8 bits per pixel, to scale them alike."""
+    """Range of gray values in a data set's images with signed or more than 8-bit pixels, to scale them alike."""
 
     places: list[int] = field(default_factory=list)  # indices of these images
     low: float = math.inf  # least value of all these images

@@ -194,7 +194,7 @@ def images_of(examples: LabelledExamples) -> Examples | None:
 
 
 def expect_images(examples: LabelledExamples, what: str) -> Examples:
-    """Return ``examples``; ``UserError`` about ``what`` if they are no images."""
+    """Return ``examples`` if they are images; else raise ``UserError`` for the feature ``what``."""
     if not isinstance(examples, Examples):
         raise UserError(
             f"{what} is expected with images, but the data are {examples.modality.data}; leave it out, or take images."
@@ -212,7 +212,10 @@ MOST_NAMED = 40  # most columns that an error names
 def find_column(
     columns: Sequence[str], chosen: str | None, usual: Sequence[str], *, kind: str, name: str, setting: str = ""
 ) -> str:
-    """Return the column ``chosen``, or the first of ``usual``, in any case of letters; ``UserError`` if none."""
+    """Return the column named ``chosen`` or, if it is ``None``, the first of the ``usual`` names; case does not matter.
+
+    If there is none, ``UserError`` names its role ``kind``, the data set and the ``setting`` to change.
+    """
     wanted_names = [chosen] if chosen else usual
     found = next((column for column in wanted_names if column in columns), None)
     if found is None:  # the hub's CelebA has Smiling, others have smiling
@@ -235,10 +238,11 @@ def encode_labels(
     name: str,
     setting: str = "data.label_column",
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Return label columns as class indices (N,) int64, and the K class names; all ``parts`` share the classes.
+    """Return each split's label column as class indices (N,) int64, and the names of the K classes.
 
-    If ``names`` are given, values are their indices, else the classes are the sorted distinct values. ``UserError``,
-    with the other arguments in its message, if values are missing or do not fit, or there is only one class.
+    ``parts``: label columns of the splits. ``names``: class names, of which values are indices; ``None`` takes the
+    sorted distinct values as classes. ``UserError``, which names ``column``, data set ``name`` and ``setting``, if
+    values are missing or do not fit, or there is only one class.
     """
     values = np.concatenate([np.asarray(part) for part in parts])
     if values.dtype == object or values.ndim != 1:

@@ -23,7 +23,7 @@ from fl_privacy.rng import derive_generator, derive_seed
 
 
 class Partition(Protocol):
-    """Partition of examples among clients; the same seed gives the same shares."""
+    """Rule that divides examples among clients; the same seed gives the same shares."""
 
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
         """Return the sorted indices (N_i,) of each client's examples."""

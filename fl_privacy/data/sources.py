@@ -115,7 +115,7 @@ OWNERS: Mapping[str, str] = {"celeba": "celeb_id", "femnist": "writer_id"}
 def hub_source(
     name: str, known: Mapping[str, HubData] = KNOWN, others: str = "mnist_mini, photograph, image_folder"
 ) -> HubData:
-    """Return a known data set, or any ``owner/name`` of the hub; else a ``UserError`` lists these and ``others``."""
+    """Return a known data set, or any ``owner/name`` of the hub; else ``UserError`` lists the known and ``others``."""
     if name in known:
         return known[name]
     if name.count("/") == 1:
@@ -253,7 +253,7 @@ class ImageFolder:
 
 
 def local_source(folder: Path, by_class: Callable[[Path], Source] = ImageFolder) -> Source:
-    """Return the source of ``folder``: parquet files, else ``by_class(folder)``; ``UserError`` if it does not exist."""
+    """Return the parquet files in ``folder`` as a source, else ``by_class(folder)``; ``UserError`` if it is missing."""
     if not folder.is_dir():
         parent = folder.parent
         there = ", ".join(f.name for f in _subfolders(parent)) if parent.is_dir() else "no such folder either"
@@ -265,10 +265,9 @@ def local_source(folder: Path, by_class: Callable[[Path], Source] = ImageFolder)
 
 
 def named_folder(name: str, root: str | None, *, own: str) -> Path | None:
-    """Return the folder of the data set ``name`` in ``root``, or ``root`` itself if ``name`` is ``own``.
+    """Return the folder of the data set ``name`` in ``root`` or, without ``root``, in ``FL_PRIVACY_DATA``, if any.
 
-    ``own``: name for a user's own data. Without ``root``, return the folder ``name`` in ``FL_PRIVACY_DATA``, if any;
-    raise ``UserError`` for ``own``.
+    For the name ``own``, a user's own data, return ``root`` itself; ``UserError`` without ``root``.
     """
     if name != own:
         return environment_folder(name) if root is None else expanded(root) / name

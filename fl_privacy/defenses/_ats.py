@@ -17,13 +17,14 @@ def ats(
     table: Table | None = None,
     by_probability: bool = False,
 ) -> Defense:
-    """Transform every training image by a random policy; labels are unchanged (ATS, Gao et al. 2021, 2023).
+    """Transform every training image by a policy, a sequence of image operations (ATS, Gao et al. 2021, 2023).
 
-    The defaults are the paper's policies for CIFAR-100 and ResNet20; ``fl-privacy search-policies`` finds others.
+    Labels stay. The defaults are the paper's for CIFAR-100 and ResNet20; ``fl-privacy search-policies`` finds others.
 
     Args:
-        policies: policy ``i-j-k``, a list of policies (each image draws one: "hybrid"), or a file of the search.
-        table: table of operations, ``paper`` (Table 1) or ``code`` (the authors' program, which differs at 16 and 43);
+        policies: policy ``i-j-k``, which applies operations number i, j and k in turn; a list of policies, of which
+            each image draws one ("hybrid"); or a file of the search.
+        table: list of operations, ``paper`` (Table 1) or ``code`` (the authors' program, which differs at 16 and 43);
             ``None`` takes the file's, or the paper's if there is no file.
         by_probability: ``True`` applies each operation with AutoAugment's probability instead of always.
     """

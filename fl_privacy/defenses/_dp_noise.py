@@ -73,7 +73,7 @@ def dp_noise(
 ) -> Defense:
     """Clip the update, if asked, and add independent noise to every element (Abadi et al. 2016; DLG section 5.1).
 
-    If ``clip_norm`` is ``None``, no ``scale`` gives a guarantee; else ``privacy.guarantee`` computes one.
+    Without ``clip_norm``, there is no privacy guarantee; with it, ``privacy.guarantee`` computes one.
 
     Args:
         noise: ``gaussian`` or ``laplace``, independent for each element.
@@ -81,8 +81,8 @@ def dp_noise(
         clip_norm: largest l2 norm, to which the update is scaled down before the noise; ``None`` does not clip.
         clip_scope: ``global`` bounds the norm of the whole update, ``layer`` that of each parameter tensor.
         at: ``upload`` perturbs the upload once, ``gradient`` the gradient of every local step.
-        layers: layers that get noise, by module names or by numbers from 1 (Refiner Table 2); ``None``
-            takes all. The others are uploaded in the clear, without guarantee.
+        layers: layers that get noise, by module names or by numbers from 1 (Refiner Table 2); ``None`` takes all. The
+            others are uploaded in the clear, without guarantee.
     """
     checks.one_of("defense.noise", noise, ("gaussian", "laplace"))
     checks.one_of("defense.clip_scope", clip_scope, ("layer", "global"))
@@ -160,9 +160,8 @@ def local_dp(
 def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
     """Clip each example's gradient, add Gaussian noise to the sum, divide by the batch size (Abadi et al. 2016).
 
-    Compose it before other gradient defenses, since it recomputes the gradient. Gradients of parameters that are not
-    uploaded are noised, too, since they shape later uploads. ``privacy.guarantee`` turns the noise multiplier into
-    epsilon.
+    Compose it before other gradient defenses, since it recomputes the gradient. Gradients of private parameters are
+    noised, too, since they shape later uploads. ``privacy.guarantee`` computes epsilon.
 
     Args:
         clip_norm: largest l2 norm C of one example's gradient, above 0.

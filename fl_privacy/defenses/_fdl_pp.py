@@ -72,9 +72,9 @@ class PassportConv2d(nn.Module):
         return self.gamma, self.beta
 
     def penalty(self) -> Tensor:
-        """Return the squared distance of gamma and beta from those that the passports give (Gu et al. 2021, Eq. 25).
+        """Return the squared distance of the trained scale and bias from those computed from the passports.
 
-        It is 0 if gamma and beta are not trained.
+        It is Eq. 25 of Gu et al. 2021, and 0 if scale and bias are not trained.
         """
         pairs = zip(self.affine(), self.from_passports(), strict=True)
         return torch.stack([(used - made).square().sum() for used, made in pairs]).sum()
@@ -89,7 +89,7 @@ class PassportConv2d(nn.Module):
 
 
 def passport_layers(model: nn.Module) -> dict[str, PassportConv2d]:
-    """Return the passport layers of ``model`` by name."""
+    """Return by name the convolutions in ``model`` whose scale and bias are computed from secret passports."""
     return {name: module for name, module in model.named_modules() if isinstance(module, PassportConv2d)}
 
 
@@ -126,12 +126,13 @@ def fdl_pp(
     autoencoder and passports never leave the client.
 
     Args:
-        private: names of the private modules; ``None`` takes the first convolution or linear layer and a normalization
-            directly after it.
+        private: names of the private modules; ``None`` takes the first convolution or linear layer, and its
+            normalization.
         start: initial values of the private convolutions: ``own`` to each client or ``shared`` by all.
         private_passes: passes over the client's examples at the end of each round that train only the private part.
-        form: ``functional`` computes gamma and beta from passports (Eq. 24); ``penalized`` trains them with a penalty
-            (Eq. 25), like the paper (Eq. 26), which keeps the accuracy in long trainings.
+        form: ``functional`` computes gamma and beta from passports (Eq. 24). ``penalized`` trains gamma and beta, and
+            penalizes their distance from those of the passports (Eq. 25). The paper has this (Eq. 26); it keeps the
+            accuracy.
         penalty: weight of the penalty.
         hidden: number of outputs of the autoencoder's first layer; ``None`` takes half the channels of the convolution.
     """

@@ -30,8 +30,7 @@ def gs_wgan(
     """Train on images of a Wasserstein generator whose gradients are clipped and noised (GS-WGAN, Chen et al. 2020).
 
     Each iteration draws one of the ``critics``, among which the client's examples are divided. The generator receives
-    the gradient of each generated image, clipped to norm 1 and noised. The paper has 1,000 critics, 20,000 iterations;
-    the defaults are for CPUs.
+    the gradient of each generated image, clipped to norm 1 and noised. The paper has 1,000 critics, 20,000 iterations.
 
     Args:
         images_per_class: generated images of every class.
@@ -105,7 +104,7 @@ class CriticNet(nn.Module):
 
 
 class Critic:
-    """Critic of GS-WGAN, trained on ``own``, its part of the client's examples; an empty part leaves it untrained."""
+    """One of GS-WGAN's critics, which rate images; it is trained only on the client's examples ``own``, if any."""
 
     def __init__(self, own: Batch, num_classes: int, rng: torch.Generator, *, width: int, lr: float) -> None:
         self._images, self._labels = own.inputs, hard_labels(own.labels)

@@ -94,7 +94,7 @@ def _keep(images: Tensor, labels: Tensor, kept: dict[str, Tensor]) -> None:
 
 
 def coefficients(size: int, k: int, largest: float, rng: torch.Generator) -> Tensor:
-    """Draw mixing coefficients |z| / sum |z| (size, k) with normal z, so that none is above ``largest``.
+    """Draw mixing coefficients |z| / sum |z| (size, k) with normal z; rows with one above ``largest`` are drawn again.
 
     This follows the authors' code; the paper does not specify it.
     """

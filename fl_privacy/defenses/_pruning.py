@@ -48,10 +48,10 @@ def _mask(scores: Tensor, drop: float) -> Tensor:
 def compress_with_feedback(
     compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str, feedback: bool
 ) -> Tensors:
-    """Return ``compress(tensors)``; with ``feedback``, parts that earlier calls left out are added to ``tensors``.
+    """Return ``compress(tensors)``; with ``feedback``, first add to ``tensors`` what earlier calls have lost.
 
-    These parts are kept in ``state``, under names that begin with ``owner``. ``compress`` must add no noise: feedback
-    would undo it.
+    The losses, input minus output, are kept in ``state`` under names that begin with ``owner``. ``compress`` must add
+    no noise: feedback would undo it.
     """
     if not feedback:
         return compress(tensors)
@@ -70,7 +70,11 @@ OF_STEPS = ("weight", "product", "integrated_gradients", "shapley")
 
 
 def step_scores(by: Criterion, gradients: Tensors, step: LocalStep, samples: int | None = None) -> Tensors:
-    """Return the importance of each element of ``gradients`` by one of the criteria ``OF_STEPS``; see ``pruning``."""
+    """Return the importance of each element of ``gradients``, for pruning the least important; see ``pruning``.
+
+    ``by``: ``weight``, ``product``, ``integrated_gradients`` or ``shapley``. ``samples``: number of points or
+    permutations for the last two; ``None`` takes the default.
+    """
     weights = {name: step.sent.parameters[name].detach() for name in gradients}
     if by == "weight":
         return {name: w.abs() for name, w in weights.items()}
@@ -157,9 +161,9 @@ def selective_sharing(
     noise_scale: float = 0.0,
     error_feedback: bool = False,
 ) -> Defense:
-    """Upload ceil(share * n) of n elements, the largest or random ones, with noise, and zeros for the others.
+    """Upload ceil(share * n) of n elements, the largest or random ones, with optional noise; the others become zero.
 
-    It is PPDL of Shokri and Shmatikov 2015, the baseline of the SPN paper (Table 11).
+    It is PPDL of Shokri and Shmatikov 2015, a baseline of Fan et al. 2020 (Table 11).
 
     Args:
         share: share theta of the uploaded elements, in (0, 1].

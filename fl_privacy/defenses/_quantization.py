@@ -24,8 +24,7 @@ def quantization(
     Args:
         bits: bits per element, 1 to 28; zero stays zero from 2 bits on.
         rounding: ``nearest`` or ``stochastic``, which is unbiased.
-        error_feedback: ``True`` adds the rounding error to the next update; only with ``nearest``, since the error
-            of random rounding would grow.
+        error_feedback: ``True`` adds the rounding error to the next update; only with ``nearest``.
     """
     checks.whole("defense.bits", bits, at_least=1, at_most=28, example=8)
     checks.one_of("defense.rounding", rounding, ("nearest", "stochastic"))
@@ -64,7 +63,7 @@ def quantize(tensor: Tensor, bits: int, rng: torch.Generator | None = None) -> T
 
 
 def largest_code(bits: int) -> int:
-    """Return the largest integer code c of ``bits`` bits; codes are -c to c, or -1 and 1 for one bit."""
+    """Return the largest integer c that codes a value in ``bits`` bits; codes are -c to c, or -1 and 1 for one bit."""
     return 1 if bits == 1 else 2 ** (bits - 1) - 1
 
 
@@ -81,5 +80,5 @@ def round_to_codes(positions: Tensor, bits: int) -> Tensor:
 
 
 def from_grid(codes: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """Convert ``codes`` to values in [-scale, scale], in the dtype of ``scale``; the inverse of :func:`to_grid`."""
+    """Convert integer ``codes`` to values in [-scale, scale], in the dtype of ``scale``; inverts :func:`to_grid`."""
     return (scale.double() * (codes.double() + 0.0) / largest_code(bits)).to(scale.dtype)  # + 0.0 makes -0.0 positive

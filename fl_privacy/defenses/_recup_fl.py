@@ -50,7 +50,11 @@ def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4,
 def mislead(
     gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier], *, budget: float, iterations: int
 ) -> Tensors:
-    """Perturb ``gradient`` so that the classifiers ``heads`` of its short form ``sketch`` err; see :func:`recup_fl`."""
+    """Perturb ``gradient`` so that classifiers of the client's attribute err; see :func:`recup_fl`.
+
+    ``heads``: classifiers of gradients shortened by ``sketch``. ``budget``: largest norm of the change over the
+    gradient's.
+    """
     radius = budget * _norm(gradient)
     if radius == 0:
         return gradient

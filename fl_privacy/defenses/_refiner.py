@@ -46,16 +46,16 @@ def fingerprints(images: Tensor) -> Tensor:
 
 
 class ImageMemory:
-    """Cache of Refiner's noise-like images or texts, by the original's hash, as bytes in a ``ClientState``."""
+    """Cache of robust data (Refiner's noise-like images or texts) in a ``ClientState``, by the original's hash."""
 
     def __init__(self, state: ClientState, owner: str) -> None:
         self._state = state
         self._keys, self._images, self._fresh = (f"{owner}/{part}" for part in ("keys", "images", "fresh"))
 
     def recall(self, keys: Tensor, default: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the noise-like images or texts cached under ``keys`` (B,); rows of ``default`` replace missing ones.
+        """Return the robust data (noise-like images or texts that replace the client's) cached under ``keys`` (B,).
 
-        Also return two masks (B,), true for rows that were cached, and for those cached in this round.
+        Rows of ``default`` replace missing ones. Also return two masks (B,): rows cached at all, and in this round.
         """
         if self._keys not in self._state.tensors:
             nothing = torch.zeros(len(keys), dtype=torch.bool)
@@ -112,17 +112,18 @@ def refiner(
     warm_start: bool = False,
     evaluator: str | Sequence[str] | None = None,
 ) -> Defense:
-    """Replace each local gradient by a close one: the gradient of noise-like robust data (Refiner, Fan et al. 2025).
+    """Upload the gradient of noise-like data that is close to the client's gradient (Refiner, Fan et al. 2025).
 
-    Robust data start at ``(1 - alpha) x + alpha v``, v noise, and descend on ``UM - beta PM`` (Eq. 2): UM is the
-    weighted distance of the gradients (Eq. 4), PM the noise ratio that the evaluation network predicts. The uploaded
-    gradient is projected within ``epsilon`` of the true one (appendix J). The paper names no optimizer; gradient
-    descent with its step size reaches the noise ratios of the paper. With Eq. 2 as printed, UM's gradient is 3 to 8
-    orders of magnitude smaller than PM's (LeNet).
+    These robust data start at ``(1 - alpha) x + alpha v``, v noise, for the client's examples x, and descend on ``UM -
+    beta PM`` (Eq. 2). The utility metric UM is the weighted distance of the gradients (Eq. 4). The privacy metric PM is
+    the share of noise in the data that a trained network, the evaluator, predicts. The uploaded gradient is projected
+    within ``epsilon`` of the true one (appendix J).
+
+    For texts (appendix F), robust data are word embeddings within the range of all tokens' embeddings, v are random
+    words, PM is the share of random words, and the gradient of the embeddings is not uploaded.
 
     Compose it before other defenses, since it replaces the gradient. Shared batch-norm statistics are those of the true
-    images. For texts (appendix F), robust data are word embeddings within the range of all tokens' embeddings, v are
-    random words, PM is the share of random words, and the gradient of the embeddings is not uploaded.
+    images. The paper names no optimizer; gradient descent with its step size reaches its noise shares.
 
     Args:
         epsilon: largest l2 distance of the uploaded gradient to the true one, at least 0; it is no privacy budget.
@@ -133,7 +134,8 @@ def refiner(
         decay: ratio tau of each layer's weight in UM to that of the layer before, in (0, 1].
         weights: weight of an element in UM: |gradient x value|, |gradient|, |value| or 1; ``integrated_gradients``
             takes the mean gradient on the line from zero to the values, 20 passes a step (appendix A).
-        utility: ``relative`` divides UM by the UM of noise, ``absolute`` is Eq. 2 as printed.
+        utility: ``relative`` divides UM by that of pure noise. ``absolute`` is Eq. 2 as printed, in which UM counts
+            little: its gradient is 3 to 8 orders of magnitude smaller than PM's (LeNet).
         privacy: choice of PM: the ``evaluator``, or ``mse``, the paper's baseline.
         match: gradient to match, of the ``batch`` or of each ``example``.
         per: ``step`` makes robust data in each local step, ``round`` once per round for each image.
@@ -265,11 +267,6 @@ class _Refinement:
         return torch.cat(refined)
 
     def _weights(self, step: LocalStep, space: RobustSpace, target: Tensors, depths: dict[str, int]) -> Tensors:
-        """Return the weight of each element of ``target`` in UM, Refiner's distance of gradients.
-
-        ``target``: gradient of the batch, or of each example (B, ...). ``space``: space in which robust data are
-        sought. ``depths``: number of each parameter's layer.
-        """
         values = step.sent.parameters
         if self.weights != "integrated_gradients":
             return importance(target, values, depths, by=self.weights, decay=self.decay)

@@ -47,7 +47,7 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def maker_of(logits: Tensor, calls: Sequence[ModuleCall]) -> str:
-    """Return the name of the call in ``calls`` whose output is ``logits``; if there is none, of the last call."""
+    """Return the name of the layer in ``calls`` that returned ``logits``; if there is none, of the last one called."""
     return next((call.name for call in reversed(calls) if call.output is logits), calls[-1].name)
 
 
@@ -99,9 +99,10 @@ def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]
 def estimated_row_norms(
     features: Features, inputs: Tensor, *, directions: int, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the results of :func:`exact_row_norms` from ``directions`` Jacobian products with random sign vectors.
+    """Return estimated norms (B, D) of the features' derivatives by the inputs, and the features (B, D).
 
-    The relative error of a norm is about 1 / sqrt(2 directions). ``features`` are differentiated in forward mode.
+    The estimate takes ``directions`` products of the derivatives with random signs; its relative error is about 1 /
+    sqrt(2 directions).
     """
     x = inputs.detach()
 
@@ -140,17 +141,14 @@ def soteria(
     Feature i has as score the sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon), where r is the layer's input
     (Soteria, section 4). The bias gradient and all other layers stay.
 
-    The paper has no epsilon. ``form="code"`` follows the authors' scripts for the cosine attack, with epsilon 0.1:
-    negative features have negative scores, and features are zeroed if the magnitude of their score is below the
-    percentile ``rate`` of all scores.
-
     Args:
         rate: share of the features that are zeroed, in [0, 1).
         scores: ``exact`` takes a backward pass per feature, ``estimated`` a forward product per direction.
         directions: number of directions of the estimate; ``None`` takes 256 / B for a batch of B, at least 32, which
             zeroes at least 96 % of the same features.
-        form: ``paper`` or ``code``.
-        epsilon: added constant, above 0; ``None`` takes 1e-10 for ``paper`` and 0.1 for ``code``.
+        form: ``paper`` as above, or ``code`` as in the authors' scripts for the cosine attack: scores have r_i instead
+            of |r_i|, and features are zeroed if their score's magnitude is below the quantile ``rate``.
+        epsilon: added constant, above 0; ``None`` takes 1e-10 for ``paper``, which has none, and 0.1 for ``code``.
     """
     checks.number("defense.rate", rate, at_least=0, below=1, example=0.8)
     checks.one_of("defense.scores", scores, ("exact", "estimated"))
@@ -181,7 +179,8 @@ def feature_scores(
 ) -> Tensor:
     """Return the score of each feature: the sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon).
 
-    The layer ``head`` has the input r; the form ``code`` takes r_i with its sign. ``directions``: see ``soteria``.
+    r are the features, inputs of the layer ``head``; x is the model's input. ``form``: ``paper`` as above, ``code``
+    with r_i instead of |r_i|. ``directions``: number of directions of an estimate; ``None`` computes exact norms.
     """
 
     def features(inputs: Tensor) -> Tensor:

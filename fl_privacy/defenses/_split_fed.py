@@ -19,9 +19,10 @@ Start = Literal["own", "shared"]
 
 
 def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
-    """Return the names of the private modules; ``None`` takes the first convolution or linear layer.
+    """Return the names of the modules that stay on the client: ``names`` or, for ``None``, a default.
 
-    ``UserError`` if a module is missing or has no parameters, or if no parameter would be shared.
+    The default is the first convolution or linear layer. ``UserError`` if a module is missing or has no parameters, or
+    none is shared.
     """
     modules = dict(model.named_modules())
     if names is None:
@@ -56,9 +57,9 @@ def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHo
 
 
 def draw_own(private: PrivateHook) -> ModelHook:
-    """Return a hook for ``Defense.model`` that shuffles the values of each parameter that ``private`` names.
+    """Return a hook for ``Defense.model`` that gives each client its own initial private parameters.
 
-    Each client gets its own order.
+    It permutes the values of each parameter at random. ``private``: function from a model to their names.
     """
 
     def drawn(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
@@ -82,7 +83,7 @@ def split_fed(*, private: Sequence[str] | None = None, start: Start = "own", pri
     """Keep some layers on the client: only the others are sent, uploaded and averaged (Gu et al. 2021, Eq. 23).
 
     At the end of each round a client trains its private layers alone (Algorithm 5 without the passport). An empty
-    ``private`` is plain federated averaging.
+    ``private`` is FedAvg.
 
     Args:
         private: names of the private modules; ``None`` takes the first convolution or linear layer.

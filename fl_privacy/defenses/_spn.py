@@ -31,16 +31,15 @@ def spn(
     bound: float | None = None,
     widths: Sequence[int] | None = None,
 ) -> Defense:
-    """Train with the loss alpha1 CE + alpha2 LP; LP is that of a private head (SPN, Fan et al. 2020, Eq. 4).
+    """Train with the loss alpha1 CE + alpha2 LP, whose second term perturbs the upload (SPN, Fan et al. 2020, Eq. 4).
 
-    LP pulls the private head's output to random codes of the classes; its gradient with respect to earlier layers
-    perturbs the upload. The paper's text has alpha1 + alpha2 = 1, its experiments alpha1 = 1. The client's seed reveals
-    head and codes.
+    CE is the cross entropy. A private head, layers that each client keeps, gets the inputs of ``layer``. The
+    polarization loss LP pulls the head's output to a random code of the example's class. The gradient of LP perturbs
+    that of earlier layers. In the paper's experiments, alpha1 is 1. The client's seed reveals head and codes.
 
     Args:
-        alpha1: factor of the cross entropy CE, above 0. If it is not 1, the perturbation shown in reports includes
-            (alpha1 - 1) times the gradient of the cross entropy.
-        alpha2: factor of the polarization loss LP, at least 0.
+        alpha1: factor of CE, above 0. Reports count (alpha1 - 1) times its gradient as perturbation.
+        alpha2: factor of LP, at least 0.
         bits: length K of the codes (32, 64 or 128 in the paper).
         margin: margin m of LP (Eq. 5), at least 1.
         layer: linear layer whose inputs the private head takes; ``None`` takes the last one.
@@ -155,10 +154,10 @@ def _expect_fitting(host: str, layer: str | None, output_layer: str, logits: Ten
 
 
 class PolarizationHead(nn.Module):
-    """Private head: linear layers from F ``features`` to K ``bits``, and a random code for each class (SPN, sec. 3.1).
+    """Private layers of SPN (Fan et al. 2020, section 3.1) that map F ``features`` to K ``bits``.
 
-    Outputs are trained towards the code of an example's class. Initial weights and biases are uniform between
-    -``bound`` and ``bound``.
+    Outputs are trained towards the random code, K signs, of an example's class. Initial values are uniform in
+    [-``bound``, ``bound``].
     """
 
     codes: Tensor  # (C, K) of -1 and 1, one random code for each class

@@ -68,10 +68,10 @@ Make = Callable[[Batch, LocalData], Batch]  # function from a client's examples 
 
 
 def exchanging(part: Part, make: Make, *, images_per_class: int, every_class: bool = False) -> Defense:
-    """Build a defense that trains on the images that ``make`` returns; ``make`` is called once for a client.
+    """Build a defense that trains on synthetic images in place of the client's examples.
 
-    ``part``: the defense's description. The client's state keeps the images as bytes: ``images_per_class`` for each of
-    the client's classes or, if ``every_class``, of all classes.
+    ``part``: description of the defense. ``make``: function (client's Batch, LocalData) -> synthetic Batch, called once
+    for a client. ``images_per_class``: images of each of the client's classes or, if ``every_class``, of all classes.
     """
     images, labels = f"{part.name}/images", f"{part.name}/labels"
 
@@ -217,15 +217,14 @@ def dc(
     Condensed images are optimized until their gradients have the direction of the real images' gradients, class by
     class, for networks trained on the condensed images. The paper takes 1,000 networks, 256 real images a class, a
     width of 128 and, for 50 images a class, 50 outer and 10 inner steps; the defaults are for CPUs. Few updates leave
-    condensed images close to their start. A reconstruction is compared with the client's nearest own image of its
-    class.
+    images close to their start. A reconstruction is compared with the client's nearest image of its class.
 
     Args:
         images_per_class: condensed images of each class that the client has.
         networks: number of fresh networks.
         outer_steps: updates of the images per network.
         inner_steps: updates of the network after each update of the images.
-        lr: learning rate of the images, by SGD with momentum 0.5, for pixels with values divided by 0.25.
+        lr: learning rate of SGD with momentum 0.5 for the images, whose pixels x are scaled to (x - 0.5) / 0.25.
         real_batch: real images per class at each update.
         width: channels of the networks.
         start: initial images: ``noise``, as published, or ``real`` ones of the client.
@@ -244,10 +243,7 @@ def dsa(
     width: int = 32,
     start: Start = "real",
 ) -> Defense:
-    """Train on images condensed like ``dc``, with its settings and random augmentation (DSA, Zhao and Bilen 2021).
-
-    All images of a class share one random augmentation per step. The authors start from real images.
-    """
+    """Train like :func:`dc`, with one random augmentation per class and step (DSA, Zhao and Bilen 2021)."""
     return _matching("dsa", _Plan(**locals(), augment=True))
 
 
@@ -347,7 +343,7 @@ def dm(
     Args:
         images_per_class: condensed images of each class that the client has.
         iterations: number of iterations, each with a fresh network.
-        lr: learning rate of the images, by SGD with momentum 0.5, for pixels with values divided by 0.25.
+        lr: learning rate of SGD with momentum 0.5 for the images, whose pixels x are scaled to (x - 0.5) / 0.25.
         real_batch: real images per class in each iteration.
         width: channels of the networks.
         augment: ``True`` augments real and condensed images, with one draw per class.

@@ -34,7 +34,7 @@ class ClientState:
 
 @dataclass(frozen=True, eq=False)
 class LocalStep:
-    """Local training step in which a defense changes the gradient, with all that the defense may use."""
+    """Local training step in which a defense changes the gradient: model, values, batch, plan, and random generator."""
 
     model: nn.Module
     sent: ModelState  # model's values at this step, including private ones
@@ -59,10 +59,9 @@ class LocalStep:
 
 @dataclass(frozen=True, eq=False)
 class LocalData:
-    """Data, other than the examples, for a defense that replaces a client's examples.
+    """What a defense that replaces a client's examples gets besides these examples.
 
-    A defense may cache results in ``state``, which lasts over rounds. ``rng`` is the same in every round, so that equal
-    examples give equal results.
+    A defense may cache results in ``state``, which lasts over rounds. ``rng`` is the same in every round.
     """
 
     num_classes: int
@@ -89,29 +88,28 @@ UNNAMED = Part("unnamed")  # part of an undeclared defense
 
 @dataclass(frozen=True, kw_only=True)
 class Defense:
-    """Defense of a client: hooks, each a tuple of functions that run left to right.
+    """Defense of a client: functions (hooks) for several points of its training.
 
-    Parameters and buffers that are not uploaded are private. A probe is an extra upload made for the attack.
+    Each field is a tuple of hooks that run left to right. Parameters and buffers that are not uploaded are private. A
+    probe is an extra upload made for the attack.
 
     Attributes:
         parts: public descriptions of the components, in order; empty for no defense.
+        fits: (Module) -> None, before training; raises ``UserError`` if the defense can't act on this model.
+        prepare: (C, H, W) -> None, before training on images; loads files, or raises ``UserError``.
+        texts: (TextModel, public tokens (N, L) or ``None``) -> None, before training on texts. A defense that has
+            ``prepare`` but no ``texts`` is for images only.
+        informed: (Batch, attributes (N,)) -> None, before training; gets public examples and their attributes.
         model: (Module, ClientState, rng) -> new Module. Additional parameters and buffers are private: they are kept in
             the ClientState. ``rng`` is the same in every round.
-        examples: (Batch, LocalData) -> Batch that replaces all examples for training and probes. If their number
-            changes, ``outcome`` must give it.
-        outcome: (labels (N,), K) -> labels (M,) of the examples that ``examples`` returns.
-        data: (Batch, ClientState, rng) -> Batch of as many examples in the same order, for each gradient.
-        gradient: (Tensors, LocalStep) -> Tensors, for each local gradient of the parameters sent. The result may also
-            contain gradients of private parameters.
-        anew: functions in ``gradient`` that compute all gradients themselves and ignore their input.
-        upload: (Tensors, ClientState, rng) -> Tensors, for the upload (gradient or delta); missing names are not
-            uploaded.
         private: (Module) -> names of parameters and buffers that stay in the ClientState.
-        fits: (Module) -> None before training; raises ``UserError`` if the defense can't act on this model.
-        prepare: (C, H, W) -> None before training; loads files, or raises ``UserError``.
-        texts: (TextModel, public tokens (N, L) or ``None``) -> None, ``prepare`` for texts. A defense with ``prepare``
-            alone is for images only.
-        informed: (Batch, attributes (N,)) -> None before training; takes public examples and their attributes.
+        examples: (Batch, LocalData) -> Batch that replaces all examples for training and probes.
+        outcome: (labels (N,), K) -> labels (M,) of the examples that ``examples`` returns, if M differs from N.
+        data: (Batch, ClientState, rng) -> Batch of as many examples in the same order, for each gradient.
+        gradient: (Tensors, LocalStep) -> Tensors, for each local gradient; the result may hold those of private
+            parameters.
+        anew: functions in ``gradient`` that compute all gradients themselves and ignore their input.
+        upload: (Tensors, ClientState, rng) -> Tensors to upload (gradient or delta), without names to withhold.
     """
 
     parts: Description = ()

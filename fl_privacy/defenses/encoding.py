@@ -61,9 +61,9 @@ def encoded_bytes(tensors: Tensors) -> int:
 
 
 def plainly_shortest(array: NDArray[np.generic]) -> bool:
-    """Return whether a quick check shows that ``encode`` does not shorten ``array``, as for most updates.
+    """Return whether a sample of values shows that ``encode`` can't shorten ``array``, so that it need not be tried.
 
-    ``encode`` shortens arrays with enough zeros, or with values that are multiples of one step; few values are checked.
+    ``encode`` shortens arrays with enough zeros, or with values that are multiples of one step.
     """
     if array.dtype not in (np.float32, np.float64) or not array.size:
         return False
@@ -101,7 +101,7 @@ class _Layout:
         return self.flat[self.present]
 
     def _grid_bits(self, most: int) -> int:
-        """Return the fewest bits that code the nonzero values exactly as multiples of one step; 0 if above ``most``."""
+        # bits of a value if the nonzero ones are multiples of one step, else 0
         scale, codes, ahead = self.flat.abs().amax(), torch.from_numpy(_CODES)[:most], self.present[:_AHEAD]
         few = (self.flat[:_AHEAD][ahead] if ahead.count_nonzero() >= _GLANCE else self.nonzero)[:_PROBE]
         fits = (few.double() / scale.double() * codes).round_().mul_(scale.double()).div_(codes).to(few.dtype) == few

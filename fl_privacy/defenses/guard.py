@@ -76,7 +76,7 @@ def strange_structure(name: str, weight: Tensor) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Behavior:
-    """Activations of a model on a batch of examples."""
+    """Activations of a model on a batch: how often each unit is active, and how many are so for one example only."""
 
     firing: dict[str, Tensor]  # ReLU or Hardtanh -> share (U,) of examples and positions at which a unit is active
     alone: dict[str, float]  # share of units active for at most one example, by the same names

@@ -53,8 +53,7 @@ def percentile(*, percentile: float = 10.0, gamma: float = 0.01, steps: int = 1)
     Args:
         percentile: percentage in [0, 100] of the elements, those of smallest magnitude, that become zero.
         gamma: largest magnitude of an element per local step, above 0.
-        steps: number of local steps (``NUM_STEPS_CURRENT_ROUND``): the update is divided by it before, and
-            multiplied after.
+        steps: number of local steps (``NUM_STEPS_CURRENT_ROUND``), over which the update is averaged for clamping.
     """
     checks.number("defense.percentile", percentile, at_least=0, at_most=100, example=10)
     checks.number("defense.gamma", gamma, above=0, example=0.01)

@@ -65,7 +65,7 @@ def epsilons(
 ) -> list[float]:
     """Return :func:`epsilon` after each of the ascending ``steps``, faster than by separate calls.
 
-    ``prv`` is computed for some of ``steps`` only; the others get the epsilon of the next larger of those.
+    ``prv``, which is slow, is computed for some steps; each other step gets the epsilon of the next computed one.
     """
     settings: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate, "delta": delta}
     if not steps:
@@ -146,7 +146,10 @@ def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta:
 
 
 def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta: float) -> float:
-    """Return the least noise multiplier with which :func:`mixture_epsilon` is ``epsilon``, or raise ``UserError``."""
+    """Return the least noise multiplier with which :func:`mixture_epsilon` is ``epsilon``, or raise ``UserError``.
+
+    ``share``: probability that a release depends on a given example; ``steps``: number of releases.
+    """
     checks.number("epsilon", epsilon, above=0, example=8.0)
     low, high = 1e-2, 1e6
     settings: dict[str, Any] = {"share": share, "steps": steps, "delta": delta}
@@ -163,10 +166,11 @@ def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta:
 
 
 def svt_epsilon(elements: int, *, fraction: float = 0.1, epsilon: float = 0.1, noise_var: float = 0.1) -> float:
-    """Return the epsilon (delta 0) of one upload by ``svt``, for a change of the client's whole update.
+    """Return the epsilon (delta 0) of one upload by the filter ``svt`` (sparse vector technique, NVFlare).
 
-    It is the sum over the threshold, accepted queries (Lyu, Su and Li 2017, theorem 4) and uploaded values. The filter
-    may accept all ``elements``; NVFlare's accountant counts only those that are uploaded.
+    It protects any change of the update, and is the sum over the threshold, accepted queries (Lyu, Su and Li 2017,
+    theorem 4) and uploaded values. The filter may accept all ``elements``; NVFlare's accountant counts only uploaded
+    ones.
 
     Args:
         elements: number of elements n of the update, of which ceil(fraction n) are uploaded.
@@ -181,7 +185,7 @@ def svt_epsilon(elements: int, *, fraction: float = 0.1, epsilon: float = 0.1, n
 
 
 def svt_split(epsilon: float, shared: int) -> tuple[float, float]:
-    """Split ``epsilon`` between svt's threshold and queries, 1 : (2 n)^(2/3), for n = ``shared`` uploaded elements."""
+    """Split ``epsilon`` between threshold and queries of the sparse vector technique; ``shared``: uploaded elements."""
     threshold = epsilon / (1 + (2 * shared) ** (2 / 3))
     return threshold, epsilon - threshold
 
@@ -301,7 +305,10 @@ def guarantee(
 
 
 def promises_privacy(defense: Defense) -> bool:
-    """Return whether users expect a guarantee: a part clips and adds noise, or releases data privately."""
+    """Return whether the defense looks like differential privacy, so that users expect a guarantee.
+
+    It does if a part clips and adds noise, or trains on privately released data.
+    """
     kinds = [part.effect for part in defense.parts]
     clipped = any(isinstance(effect, Noise) and effect.clip is not None for effect in kinds)
     return clipped or any(isinstance(effect, ClippedExamples | PrivateRelease) for effect in kinds)
@@ -343,7 +350,10 @@ def _norm(effect: Effect | None) -> float | None:
 
 
 def noise_of(effect: Effect | None) -> float | None:
-    """Return the noise multiplier of ``effect`` if it clips examples, else its noise's standard deviation, if known."""
+    """Return the noise of ``effect``: a multiple of the clipping norm if it clips examples, else a standard deviation.
+
+    ``None`` if it adds no noise, or an unknown amount.
+    """
     if isinstance(effect, ClippedExamples):
         return effect.noise_multiplier
     return effect.std if isinstance(effect, Noise) else None

@@ -30,10 +30,10 @@ Privacy = Callable[[Tensor], Tensor]  # robust data (B, ...) -> PM (B,), differe
 
 
 def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Elementwise, decay: float) -> Tensors:
-    """Return each element's weight in Refiner's distance of gradients UM (Eq. 3): |g theta| tau^i in layer i.
+    """Return the weight of each gradient element in Refiner's distance UM of gradients (Eq. 3): |g theta| tau^i.
 
-    ``target``: gradients g, (*shape) or (B, *shape). ``values``: parameters theta. ``depths``: i of each parameter.
-    ``by``: factors to use, both (``product``), g (``gradient``), theta (``value``) or ``none``. ``decay``: tau.
+    ``target``: gradients g, (*shape) or (B, *shape). ``values``: parameters theta. ``depths``: number i of each
+    parameter's layer. ``by``: factors to use: ``product``, ``gradient`` g, ``value`` theta or ``none``. ``decay``: tau.
     """
     elements: Callable[[Tensor, Tensor], Tensor] = {
         "product": torch.mul,
@@ -48,10 +48,10 @@ AsInputs = Callable[[Tensor], Tensor]  # robust data (B, ...) in [0, 1] -> model
 
 
 def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs, start: Tensor) -> Gap:
-    """Return a function from robust data to Refiner's UM (Eq. 4): the sum of (weight (gradient - target))^2.
+    """Return a function from robust data to UM, the weighted squared distance of their gradient to ``target`` (Eq. 4).
 
-    Robust data are noise-like images or texts, shaped like ``start``, whose gradient is the batch's. ``as_inputs``: map
-    to the model's inputs.
+    Robust data are Refiner's noise-like images or texts, shaped like ``start``, which replace the batch. ``as_inputs``:
+    function from robust data to model inputs.
     """
     like = Batch(as_inputs(start), step.batch.labels)
     gradient = gradient_by_inputs(step.model, step.sent, like, list(target), plan=step.plan, changes=step.changes)
@@ -65,7 +65,10 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsI
 
 
 def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
-    """Return a function from robust data (B, ...) to UM (B,), Refiner's gradient distance; see :func:`batch_gap`."""
+    """Return a function from robust data (B, ...) to the distances UM (B,) of their gradients from ``target``.
+
+    It is :func:`batch_gap` for single examples: ``target`` has a gradient (B, *shape) of each.
+    """
 
     def gap(images: Tensor) -> Tensor:
         found = own_gradients(step, as_inputs(images))
@@ -87,8 +90,9 @@ def descend(
 ) -> Iterator[Tensor]:
     """Yield the iterates, in [0, 1], of gradient descent from ``start`` on gap / unit - beta privacy (Refiner, Eq. 2).
 
-    ``start``: images (B, C, H, W), or embedded texts (B, L, d). ``gap``: distance UM of gradients; ``unit``: its scale,
-    () or (B,), or (1,) for the batch. ``privacy``: PM. Steps along the gradient of gap / unit are at most Polyak's.
+    ``start``: images (B, C, H, W), or embedded texts (B, L, d). ``gap``: function to the gradients' distance UM, lower
+    is better; ``unit``: its scale, () or (B,), or (1,) for the batch. ``privacy``: function to the privacy metric PM,
+    higher is better. The step size is ``lr``, or that of Polyak's rule for gap / unit if smaller.
     """
     images = start
     for _ in counted("refining images", range(iterations)):
@@ -158,7 +162,7 @@ class Pixels:
 class RobustTexts:
     """Search space of Refiner for texts: scaled word embeddings (B, L, d) in [0, 1] (appendix F).
 
-    It seeks random words that have nearly the gradient of the texts ``tokens`` (B, L), padded with -1. The embedding is
+    It seeks random words that have nearly the gradient of the texts ``tokens`` (B, L), padded with -1. Embeddings are
     not trained.
     """
 
@@ -262,10 +266,10 @@ class _Network:
 
 
 def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict[str, Tensor]:
-    """Estimate, by layer, each neuron's Shapley value (C,) for the batch's loss (Ghorbani and Zou 2020).
+    """Return estimated Shapley values (C,) of each layer's C neurons for the batch's loss (Ghorbani and Zou 2020).
 
     In ``permutations`` random orders, neurons are replaced one by one by their mean output; the rise of the loss is
-    credited to the neuron. Once the loss reaches that with all neurons replaced, the remaining neurons get 0.
+    credited to the neuron. An order ends when the loss reaches that with all neurons replaced; the rest get 0.
     """
     network = _Network(step)
     for name, number in network.neurons:
@@ -287,7 +291,7 @@ def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict
 
 
 def shapley_of_elements(step: LocalStep, *, permutations: int = PERMUTATIONS) -> Tensors:
-    """Return, for each parameter's elements by name, the Shapley value of their neuron; see :func:`neuron_shapley`."""
+    """Return, shaped like each parameter, the Shapley value of each element's neuron; see :func:`neuron_shapley`."""
     values, parameters = neuron_shapley(step, permutations=permutations), step.sent.parameters
     found = {}
     for layer, own in values.items():

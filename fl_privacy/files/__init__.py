@@ -116,7 +116,7 @@ SHARED_VARIABLE = "FL_PRIVACY_SHARED"
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """Let this process, and those started within the context, share results of ``computed_once``."""
+    """Let this process, and those started within the context, reuse each other's results of ``computed_once``."""
     with temporary_folder("fl-privacy-shared-") as folder:
         os.environ[SHARED_VARIABLE] = str(folder)
         try:
@@ -194,7 +194,10 @@ def _replace(path: Path, content: bytes | str, mode: int) -> None:
 
 
 def make_out_folder(folder: Path, within: Path, out: Path) -> None:
-    """Make ``folder`` and its parents up to ``within``, for the owner only; else a ``UserError`` names ``out``."""
+    """Make ``folder`` and its parents up to ``within``, for the owner only.
+
+    If that fails, a ``UserError`` names ``out``, the value of the option ``--out``.
+    """
     try:
         make_private_folder(folder, within)
     except OSError as error:

@@ -52,7 +52,7 @@ def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[P
 
 
 def take_values(network: nn.Module, values: dict[str, Tensor]) -> str | None:
-    """Assign ``values`` to ``network`` (on the device ``meta``) and freeze it; return a reason if they do not fit."""
+    """Assign ``values`` to ``network`` (on the device ``meta``) and freeze it; if they do not fit, say why."""
     wanted = {
         name: (value.shape, torch.float32 if value.is_floating_point() else value.dtype)
         for name, value in network.state_dict().items()

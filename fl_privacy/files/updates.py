@@ -35,7 +35,7 @@ _OF_FLARE = {"WEIGHTS": False, "WEIGHT_DIFF": True}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SavedArrays:
-    """Arrays of a file, and what the file states about them."""
+    """Arrays read from a file, weights or changes of weights, and what else the file states."""
 
     arrays: Mapping[str, Tensor]
     is_change: bool = False  # ``True`` if the arrays are changes of weights instead of weights
@@ -162,7 +162,7 @@ def _array(data: bytes) -> Tensor:
 
 
 def _of_flare(file: Any, length: int) -> SavedArrays:
-    """Read NVFlare's DXO, alone or in a Shareable, from a FOBS file of ``length`` bytes, without importing NVFlare."""
+    # a DXO, alone or in a Shareable, in the format FOBS; NVFlare is not imported
     sections, blobs = list[bytes](), dict[str, bytes]()
     while header := file.read(_HEADER.size):
         marker, _, size = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, 0, 0)
@@ -200,10 +200,7 @@ def _unpacked(data: bytes, blobs: Mapping[str, bytes]) -> Any:
 
 
 def _plain(value: Any, blobs: Mapping[str, bytes], depth: int) -> Any:
-    """Convert nested values unpacked from FOBS or Fed-BioMed: arrays to tensors, other classes to their contents.
-
-    ``blobs``: content of separately stored arrays by id. ``depth``: depth of ``value``; too deep ones are refused.
-    """
+    # arrays become tensors, other objects their contents; blobs: separately stored arrays by id
     if depth > _MOST_DEPTH:
         raise _UnfitError("is nested too deeply")
     if not isinstance(value, dict):

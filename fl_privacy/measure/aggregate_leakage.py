@@ -28,8 +28,8 @@ def class_trace(
 ) -> ClassTrace | None:
     """Return each class's change of the output bias and its number of examples; ``None`` if either is unknown.
 
-    ``sent``, ``uploaded``: arrays by ``record/name``, the names of a Flower record and of an array in it. ``labels``:
-    class indices (N,), if known.
+    ``sent``, ``uploaded``: arrays by ``record/name`` (names of a Flower record and of its array). ``labels``: class
+    indices (N,), if known.
     """
     if labels is None or not len(labels) or labels.dtype.kind not in "iu" or int(labels.min()) < 0:
         return None
@@ -103,9 +103,9 @@ def leaked_words(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
 def leaked_members(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarray, np.ndarray], made: str) -> Answer:
     """Measure membership inference from the decrease of each example's loss in training (Yeom et al. 2018).
 
-    ``inside`` (P,) and ``outside`` (N,): decreases for the client's training examples and for other examples, of the
-    same classes if known. ``before``: negative losses of both before training, for the control. ``made``: phrase that
-    names the attacked uploads.
+    ``inside`` (P,), ``outside`` (N,): decreases for the client's training examples and for others, of the same classes
+    if known. ``before``: their negative losses before training; the control is membership inference from these.
+    ``made``: phrase that names the attacked uploads in the answer.
     """
     found = auc(Separation(positives=inside, negatives=outside))
     control = auc(Separation(positives=before[0], negatives=before[1]))

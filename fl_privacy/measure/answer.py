@@ -15,7 +15,7 @@ QuestionName = Literal["examples", "labels", "classes", "words", "members", "par
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question of an audit, such as which examples can be reconstructed from uploads, as pages show it."""
+    """Question that an audit answers, such as which examples can be reconstructed, with its titles on pages."""
 
     title: str
     measure: str = ""  # title of the measured figure; empty if examples are counted
@@ -29,7 +29,7 @@ QUESTIONS: Mapping[QuestionName, Question] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Kind of uploads that an answer is about, such as updates after one training step on one example."""
+    """Situation that an answer is about: the attacked uploads, such as those after one step on one example."""
 
     name: str = ""
     title: str = ""
@@ -41,7 +41,7 @@ class Scenario:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shown:
-    """An original example and its guess, to be shown on a page."""
+    """Original example and its guess, to show on a page; ``reconstructed``: whether the guess is good enough."""
 
     original: Any  # image (C, H, W) in [0, 1], features of a row in [0, 1], or word numbers of a text
     guess: Any  # guess in the same form, or ``None``

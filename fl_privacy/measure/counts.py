@@ -23,7 +23,7 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Numbers of examples attacked by one attacker in one round, by outcome."""
+    """Numbers of attacked examples by outcome, from ``exact`` to ``nothing``, for one attacker in one round."""
 
     exact: int = 0  # reconstructed to the last bit, or proven
     identified: int = 0  # original nearest to the guess among many candidates; not exact
@@ -64,12 +64,12 @@ class Counts:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the 95 % interval of ``share`` over independent uploads; (0, 1) if none was scored."""
+        """Return the 95 % interval of the share of reconstructed examples; (0, 1) if none was scored."""
         return share_interval(self.read, self.judged, groups=self.groups or None) if self.judged else (0.0, 1.0)
 
     @property
     def at_most(self) -> float:
-        """Return the one-sided 95 % upper bound of ``share``; 1 if none was scored."""
+        """Return the one-sided 95 % upper bound of the share of reconstructed examples; 1 if none was scored."""
         return share_at_most(self.read, self.judged, groups=self.groups or None) if self.judged else 1.0
 
     @property
@@ -80,9 +80,9 @@ class Counts:
     def by_chance(self) -> float:
         """Return the probability that guesses without the update reconstruct at least as many examples (p-value).
 
-        It is ``chance`` for rows and texts. For images, it is 0 if a guess is exact. Otherwise, it is
-        ``identified_by_chance`` if known, or ``luck`` if images are recognizable, or else a binomial tail: each image
-        is identified by chance with probability 1 / (candidates + 1).
+        It is ``chance`` for rows and texts. For images, it is 0 if one is exact, or else the first of these:
+        ``identified_by_chance``, if known; ``luck``, if an image is recognizable; a binomial tail in which each image
+        is identified with probability 1 / (candidates + 1).
         """
         if self.chance is not None:
             return self.chance

@@ -52,7 +52,7 @@ class Once:
 
 @dataclass(frozen=True)
 class DescriptorScale:
-    """Resolution and blurs at which images are compared."""
+    """Resolution (``side`` pixels) and pairs of blurs at which images are compared."""
 
     side: int  # pixels of the longer side after averaging
     pairs: tuple[tuple[int, int], ...]  # blurs of the shifted and of the other image, compared in every window
@@ -62,7 +62,7 @@ class DescriptorScale:
 
     @property
     def ways(self) -> Iterator[tuple[int, int, int]]:
-        """Yield each comparison's settings as three indices: blur of the shifted image, of the other, and window."""
+        """Yield three indices for each comparison: blur of the shifted image, blur of the other image, and window."""
         for of, to in self.pairs:
             for window in range(WINDOWS):
                 yield of, to, window
@@ -82,7 +82,7 @@ FINE = DescriptorScale(
 
 @dataclass(frozen=True, eq=False)
 class Descriptors(Once):
-    """Descriptors of unshifted images (N, C, H, W): vectors whose inner products are the images' correlations."""
+    """Descriptors of images (N, C, H, W): feature vectors whose inner products are the images' correlations."""
 
     images: Tensor
     sight: DescriptorScale
@@ -90,8 +90,8 @@ class Descriptors(Once):
     def rows(self, blur: int, window: int) -> Tensor:
         """Return the cached descriptors (N, D) of one window of the blurred images, each with norm 1.
 
-        ``blur``: index in ``BLURS`` or, after these, in ``MOSAICS``; ``window``: 0 for the whole image, 1 to 4 for a
-        half.
+        ``blur``: index in ``BLURS`` followed by ``MOSAICS``; ``window``: 0 for the whole image, 1 to 4 for its left,
+        right, upper or lower half.
         """
 
         def inside() -> Tensor:
@@ -114,7 +114,10 @@ class ShiftedDescriptors(Once):
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (G, V, D) of V gray, mirrored or shifted variants; see :meth:`Descriptors.rows`."""
+        """Return cached descriptors (G, V, D) of V variants of G images: gray versions, mirror images and shifts.
+
+        See :meth:`Descriptors.rows`.
+        """
 
         def inside() -> Tensor:
             images = with_detail(blurred(self._shown.flatten(0, 1), BLURS[blur]))
@@ -190,10 +193,7 @@ def _mosaic(gray: Tensor, side: int, stretched: bool, flipped: bool) -> Tensor:
 
 
 def _between(images: Tensor, side: int) -> Iterator[Tensor]:
-    """Yield three gray versions of images (G, C, H, W), shifted by half a pixel after reduction to ``side`` pixels.
-
-    Images that are too small for such shifts yield nothing.
-    """
+    # right and down, down, right; by half a pixel after reduction
     height, width = images.shape[-2:]
     half = round(max(height, width) / side / 2)
     if not half:
@@ -222,7 +222,7 @@ def _windows(height: int, width: int, gap: int) -> tuple[tuple[slice, slice], ..
 
 
 def unit(looks: Tensor) -> Tensor:
-    """Return images (..., H, W) less their means, divided by their norms."""
+    """Return images ``looks`` (..., H, W) less their means, divided by their norms."""
     looks = looks - looks.mean((-2, -1), keepdim=True)
     norms = looks.square().sum((-2, -1), keepdim=True).sqrt()
     return looks / (norms + float(LEAST_CONTRAST * (looks.shape[-1] * looks.shape[-2]) ** 0.5))

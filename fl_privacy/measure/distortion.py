@@ -12,7 +12,7 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateDistortion:
-    """Distance of a defended update from the undefended one."""
+    """Distance of a defended update from the undefended one: ratio of norms, cosine, and share of zeros."""
 
     # ||B|| / ||E||, norm of the undefended update over that of the difference; infinite if nothing changed
     signal_to_distortion: float
@@ -45,10 +45,10 @@ def _flat(tensors: Tensors) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSystem:
-    """How well a layer's equations B x = W determine the layer's input x under a defense's noise (SPN, Theorem 2.2).
+    """How exactly a layer's gradients determine its input x under a defense's noise (SPN, Theorem 2.2).
 
-    B is the diagonal matrix of the bias gradient's entries b_i, with the noise E_B of entries e_i; W is the gradient of
-    the weight. Norms are spectral, and Euclidean for W.
+    The equations are B x = W: B is the diagonal matrix of the bias gradient's entries b_i, with the noise E_B of
+    entries e_i; W is the gradient of the weight. Norms are spectral, and Euclidean for W.
     """
 
     condition: float  # condition number kappa(B), largest over smallest |b_i|
@@ -82,7 +82,7 @@ def linear_system(
 
 @dataclass(frozen=True, kw_only=True)
 class Tracing:
-    """Result of an attack that assigns images to the clients that own them (SPN, Fan et al. 2020)."""
+    """Result of an attack that assigns images to their clients: the share of wrong ones (SPN, Fan et al. 2020)."""
 
     distance: float  # share in [0, 1] of queries traced to a wrong client; 1 - 1 / ``participants`` by guessing
     attacked_distance: float  # the same share for attacked queries only
@@ -119,8 +119,8 @@ def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tracing_distance(guesses: Tensor, owners: Tensor, queries: Tensor, query_owners: Tensor) -> float:
-    """Return the share in [0, 1] of query images that :func:`trace` assigns to a wrong client.
+    """Return the share in [0, 1] of query images that nearest-guess matching (:func:`trace`) assigns to a wrong client.
 
-    ``owners`` (G,), ``query_owners`` (Q,): clients that own the originals of the guesses, and the queries.
+    ``owners`` (G,): client whose image each guess reconstructs. ``query_owners`` (Q,): client that owns each query.
     """
     return float((trace(guesses, owners, queries) != query_owners).double().mean())

@@ -47,11 +47,10 @@ class Distractors:
 
 
 def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None], truths: Sequence[Tensor]) -> Controls:
-    """Return, for each victim, the guesses at other clients' updates that serve as controls.
+    """Return, for each victim, guesses made from other clients' updates, which serve as controls.
 
-    These updates share no image with the victim. If all victims are of one client, other updates of this client are
-    taken. ``guesses`` (``None`` for a failure) and ``truths``: (B, C, H, W); guesses of other shapes or not finite are
-    left out.
+    The other updates share no image with the victim. If all victims are of one client, its other updates are taken.
+    ``guesses`` (``None`` for a failure) and ``truths``: (B, C, H, W); those of other shapes or not finite are left out.
     """
     found, flat = {}, [truth.flatten(1).float() for truth in truths]
     usable = [
@@ -75,10 +74,11 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare a victim's guessed images with its originals, distractors and controls; return figures for each.
+    """Compare each guessed image with its original, with distractors and with controls; return one result for each.
 
-    ``fed``: images (B, C, H, W) that entered the network, such as crops, to compare with instead of the originals. A
-    guess that equals its original or its ``fed`` image counts as exact.
+    Distractors are images that a guess could also show, controls are guesses made without the update. ``fed``: images
+    (B, C, H, W) that entered the network, such as crops, to compare with instead of the originals. A guess that equals
+    its original or its ``fed`` image counts as exact.
     """
     found = match.found
     if not len(found):
@@ -155,10 +155,10 @@ def _stand_ins(others: Tensor, number: int) -> Tensor:
 
 
 def compare_texts(match: Match, others: Distractors, language: Language | None = None) -> list[GuessComparison]:
-    """Compare guessed texts with their originals; return figures of each guess.
+    """Compare each guessed text with its original and with public texts; return one result for each.
 
-    ``control_f1`` is the F1 score of the most frequent tokens, ``chance`` the probability that unrelated public texts
-    match the guesses as well.
+    ``control_f1`` is the F1 score of guessing the most frequent public tokens. ``chance`` is the probability that
+    unrelated public texts fit the guesses as well. Special tokens of ``language`` are excluded.
     """
     truths = match.originals[match.found]
     if others.texts is None or not len(truths):
@@ -175,14 +175,7 @@ def compare_texts(match: Match, others: Distractors, language: Language | None =
 
 
 def _chance(fits: Tensor, number: int, exact: int, public: Tensor, classes: Sequence[int] | None = None) -> float:
-    """Bound the probability that an upload's ``number`` guesses score this well by chance (Bonferroni of two tests).
-
-    The first test compares scores for the originals with those for public examples. The second compares the number of
-    guesses that equal their original (``exact``) with how often ``public`` examples equal each other.
-
-    ``fits``: score of each guess for each original and public example, larger is better. ``classes``: class of each of
-    these examples.
-    """
+    # fits: of each guess with each original, then with each public example, whose classes are ``classes``
     chance, equal = chance_of_upload(fits.numpy(), number, classes=classes), 1.0
     if exact:
         _, of, times = torch.unique(public, dim=0, return_inverse=True, return_counts=True)
@@ -191,10 +184,10 @@ def _chance(fits: Tensor, number: int, exact: int, public: Tensor, classes: Sequ
 
 
 def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[GuessComparison]:
-    """Compare guessed table rows with their originals; return figures of each guess.
+    """Compare each guessed table row with its original and with public rows; return one result for each.
 
-    ``control_cells`` is the share of cells that are right without the update, ``chance`` the probability that unrelated
-    public rows match the guesses as well.
+    ``control_cells`` is the share of cells that are right without the update. ``chance`` is the probability that
+    unrelated public rows fit the guesses as well.
     """
     found = match.found
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
@@ -217,11 +210,7 @@ def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
 def _control_leads(
     originals: Tensor, figures: Sequence[GuessComparison], extra: Sequence[Tensor], candidates: PublicImages
 ) -> list[float]:
-    """Return, for each original, by how much the best control leads over the distractors; -inf without controls.
-
-    :class:`Identified` defines leads. A control is a guess at another update (``extra``), or a public image almost
-    equal to the original, unless the attacker's guess, with its ``figures``, is clearly closer to that original.
-    """
+    # controls: guesses at other updates, and public images almost equal to the original
     found = [identify(each[None], originals, candidates).lead for each in extra]
     leads = [[float(each[place]) for each in found if each is not None] for place in range(len(originals))]
     for original, own, highest in zip(originals, figures, leads, strict=True):
@@ -242,11 +231,10 @@ _DIGITS_OF_CHANCE = 9
 def compare_words(
     reconstruction: Reconstruction, truth: Batch, others: Distractors | None, language: Language | None
 ) -> tuple[dict[str, float], GuessComparison]:
-    """Compare the words guessed for one victim with those of its texts; return metrics and figures.
+    """Compare the words guessed for one victim with those of its texts; return metrics and a comparison.
 
-    Both are empty if no words were guessed. Special tokens are excluded. The control is the F1 score of the most
-    frequent public words, as many as the true ones. ``word_chance`` is the probability that unrelated public texts, as
-    many as the victim's, match the guessed words as well.
+    Both are empty if no words were guessed. Special tokens are excluded. The control guesses as many words as the texts
+    have, the most frequent public ones. ``word_chance`` is the probability that unrelated texts fit the guess as well.
     """
     if reconstruction.words is None:
         return {}, GuessComparison()

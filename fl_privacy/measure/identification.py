@@ -31,7 +31,7 @@ ALIKE = 3  # most public images that count as of the same scene as an original
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublicImages:
-    """Public images that serve as distractors; none of them is attacked."""
+    """Public images (distractors), from which a guess must single out its original; none of them is attacked."""
 
     images: Tensor  # (N, C, H, W) in [0, 1]
     labels: Tensor | None = None  # (N,) classes, if known
@@ -67,7 +67,10 @@ class PublicImages:
         return Latest(partial(Turning, self.gallery), 18)  # a victim's controls are its neighbors' guesses
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the nearest public image unequal to ``original``, if any, and K public images almost equal to it."""
+        """Return the public image nearest to ``original`` but not equal to it, and K public images almost equal to it.
+
+        ``None`` if all public images equal ``original``.
+        """
         places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)[0]
         found = [(self.images, largest(places, self.gallery.standing(COARSE).rows(0, 0)[: len(self.images)]))]
         if self.more is not None:
@@ -120,7 +123,7 @@ _LEAST_REST = 1e-3  # least unexplained variance of two images' correlation that
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Identified:
-    """Result of :func:`identify` for each of B originals: its best guess, its rank among candidates, and its lead."""
+    """Result of :func:`identify` for each of B originals: its best guess, its likeness to it, its rank and its lead."""
 
     guess: Tensor  # (B,) index of the most similar guess
     # (B,) largest absolute correlation with that guess, in [0, 1], over the comparisons in which the original leads;
@@ -143,7 +146,7 @@ class Identified:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Look:
-    """Comparison of guesses with originals and rivals at one resolution; rivals are distractors and their means."""
+    """Comparison of guesses with originals and with rivals (other images that a guess could show) at one resolution."""
 
     guesses: Sequence[Turning]
     originals: Gallery
@@ -173,11 +176,7 @@ class Look:
 
     @cached_property
     def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return correlations of guesses with originals, these standardized, and standardized ones with rivals.
-
-        Their shapes are (G, W, B), (G, W, B) and (G, W, R), for G guesses, W comparisons (combinations of blurs and
-        window), B originals and R rivals. :func:`relative` standardizes them.
-        """
+        # (G, W, B) raw, (G, W, B) and, of the rivals, (G, W, R) standardized; W: combinations of blurs and window
         every = torch.arange(len(self.originals.images))
         raw = [self._correlations(guess, self.originals, every) for guess in self.guesses]
         usual, key = torch.searchsorted(self.rivals, self.usual), (self.sight, self.rivals.numpy().tobytes())
@@ -189,10 +188,7 @@ class Look:
         return torch.stack(raw), torch.stack(own), torch.stack([rest for rest, *_ in among])
 
     def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
-        """Return a guess's largest absolute correlations (W, K) with K images, over shifts.
-
-        ``which``: indices (K,) of the images; W: number of combinations of blurs and window.
-        """
+        # (W, K): combinations of blurs and window, images
         found, few = [], 2 * len(which) < len(images.images)
         for of, to, window in self.sight.ways:
             rows = images.standing(self.sight).rows(to, window)
@@ -214,7 +210,7 @@ def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
     """Rank originals among candidates by their best comparison with any guess.
 
     ``ways``: comparisons of each guess; ``candidates``: number of distractors. Leads are reduced by ``LUCK_OF_MORE``,
-    since the best of further comparisons leads by chance.
+    since the best of several comparisons leads by chance.
     """
     every = [(number, way) for number, own in enumerate(ways) for way in own]
     strengths = []
@@ -235,7 +231,7 @@ def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
 
 
 def luck(guesses: int, candidates: int) -> float:
-    """Return the lead, in standard deviations, that the best of several guesses has by chance.
+    """Return the lead, in standard deviations, by which the best of several guesses beats candidates by chance.
 
     It is 0 for one guess and at least ``ENOUGH`` candidates, and larger for fewer candidates.
     """
@@ -247,9 +243,9 @@ def _z(correlations: Tensor) -> Tensor:
 
 
 def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply Fisher's z to correlations (W, R) and standardize each row by its columns ``usual`` (U,).
+    """Standardize Fisher's z of correlations (W, R) in each row; return it, and the rows' mean and spread (W, 1).
 
-    W: comparisons; R: rivals of the originals. Return the result, and the mean and spread (W, 1) of these columns.
+    W: comparisons; R: rivals of an original. ``usual`` (U,): indices of the columns that define mean and spread.
     """
     z = _z(rest)
     typical = z[:, usual]
@@ -271,15 +267,15 @@ USUAL_TURNED = 100  # ``REFERENCE`` for turned guesses
 def identify(
     guesses: Tensor, originals: Tensor, candidates: PublicImages | None = None, *, apart: Tensor | None = None
 ) -> Identified:
-    """Rank each original of a batch among candidates by its similarity to the guesses, up to harmless changes.
+    """Rank each original of a batch among candidates by its similarity to the guesses, ignoring harmless changes.
 
-    Harmless are the negative and other changes of brightness and contrast, shifts by up to a tenth of the width,
-    mirrors, quarter turns, rotation by up to 15 degrees, a crop of 70 % or more, a frame, blur, coarse pixels, the loss
-    of one half, shuffled tiles, and order within the batch. Candidates are the distractors, their mean and that of each
-    class. An image's strength is Fisher's z of its correlation with a guess, standardized over ``REFERENCE``
-    candidates. An original has rank 1 if it is the strongest in at least one comparison with a guess.
+    Candidates are the distractors (images that a guess could also show), their mean and that of each class. Similarity
+    is Fisher's z of the correlation, standardized over ``REFERENCE`` candidates. An original has rank 1 if it is the
+    most similar in at least one comparison with a guess. ``UserError`` for candidates of another shape.
 
-    Candidates of another shape raise ``UserError``.
+    Harmless changes are the negative and other changes of brightness and contrast, shifts by up to a tenth of the
+    width, mirrors, quarter turns, rotation by up to 15 degrees, a crop of 70 % or more, a frame, blur, coarse pixels,
+    the loss of one half, shuffled tiles, and order within the batch.
 
     Args:
         guesses: guesses (G, C, H, W) in [0, 1] of any of the originals.
@@ -363,7 +359,7 @@ def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
 
 
 def all_aligned(guesses: Sequence[Sequence[Tensor]], originals: Tensor) -> list[tuple[float, float]]:
-    """Return PSNR and SSIM of :func:`aligned` for each original (B, C, H, W) and its best guess, -inf without any."""
+    """Return PSNR and SSIM, see :func:`aligned`, of each original's best guess; -inf for an original without one."""
     pairs = [(guess, original) for own, original in zip(guesses, originals, strict=True) for guess in own]
     if not pairs:
         return [_NONE] * len(originals)
@@ -383,10 +379,10 @@ def all_aligned(guesses: Sequence[Sequence[Tensor]], originals: Tensor) -> list[
 def control(
     original: Tensor, label: int | None, candidates: PublicImages | None, extra: Sequence[Tensor] = ()
 ) -> tuple[float, float]:
-    """Return the largest PSNR in dB and SSIM to ``original`` of guesses that never saw the update; see :func:`aligned`.
+    """Return the largest PSNR in dB and SSIM to ``original`` that guesses made without the update reach.
 
-    ``candidates``: public images, whose mean, class mean (of ``label``) and nearest image are tried; ``None`` tries the
-    mean color. ``extra``: further guesses (C, H, W) without the update, such as the same attack's on another client.
+    These are the original's mean color; the mean of ``candidates``, that of class ``label`` and the nearest public
+    image; and ``extra`` (C, H, W), such as the same attack's guesses at another client. See :func:`aligned`.
     """
     kept: dict[tuple[bytes, int | None], tuple[float, float]] = {} if candidates is None else candidates.controls
     if (key := (original.numpy().tobytes(), label)) not in kept:
@@ -413,10 +409,9 @@ def _public(original: Tensor, label: int | None, candidates: PublicImages | None
 
 
 def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
-    """Return the lead and likeness of the public image nearest to ``original``, taken as a guess of ``original``.
+    """Return lead and likeness (:class:`Identified`) of the public image nearest to ``original``, taken as a guess.
 
-    :class:`Identified` defines both. They are -inf and 0 if there is no such image, or if another candidate is nearer
-    to that image than ``original`` is.
+    They are -inf and 0 if there is no such image, or if it resembles another candidate more than ``original``.
     """
     key = original.numpy().tobytes()
     if key not in candidates.near:

@@ -71,9 +71,8 @@ def bpki(
     """Return the Bayesian privacy loss ``KL(F0 || FA)`` (N,), float64, of each guess (Gu et al. 2021, Eq. 8, A.4).
 
     F0 is the attacker's prior of pixels over k = ``bins`` equal intervals of [0, 1], FA the histogram of a guess (C, H,
-    W); ``truths`` are not used. The paper calls the loss BPKI if F0 is uniform. ``smoothing``: number of pixels added
-    to each interval, so that none is empty. ``prior``: distribution F0 (k,), such as :func:`pixel_histogram` of public
-    images; ``None`` takes the uniform one.
+    W); ``truths`` are unused. The paper calls the loss BPKI if F0 is uniform. ``smoothing``: number of pixels added to
+    each interval, so that none is empty. ``prior``: distribution F0 (k,), by default the uniform one.
     """
     counts = _pixel_counts(guesses, bins) + smoothing
     found = counts / counts.sum(1, keepdim=True)
@@ -98,10 +97,11 @@ def _pixel_counts(images: Tensor, bins: int) -> Tensor:
 def bayesian_privacy_loss(
     *, bins: int = BINS, smoothing: float = SMOOTHING, public: Tensor | None = None
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the metric :func:`bpki` with other settings: (guesses, truths) -> (N,).
+    """Return the metric :func:`bpki`, a Bayesian privacy loss, with other settings: (guesses, truths) -> (N,).
 
-    The prior is the histogram of ``public`` images (N, C, H, W), or uniform for ``None``. ``UserError`` if ``bins``
-    is below 2, ``smoothing`` not above 0, or there is no public image.
+    The prior is the histogram of ``public`` images (N, C, H, W), or uniform for ``None``. ``smoothing``: number of
+    pixels added to each of the ``bins``. ``UserError`` if ``bins`` is below 2, ``smoothing`` not above 0, or no image
+    is given.
     """
     checks.whole("bpki.bins", bins, at_least=2, example=10)
     checks.number("bpki.smoothing", smoothing, above=0, example=1)

@@ -17,7 +17,7 @@ FEW = 5  # least number of independent groups for a useful interval: Student's f
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """Mean, confidence interval and other statistics of a sample."""
+    """Mean, 95 % confidence interval, median and range of a sample."""
 
     mean: float
     ci95: tuple[float, float] | None  # 95 % interval of the mean; ``None`` for a single group or an infinite value
@@ -34,8 +34,7 @@ def aggregate(
     """Return statistics of ``values`` without NaN; ``None`` if no value is left.
 
     The interval is Student's t; with ``groups``, one for each value, the cluster-robust CR2 interval of Bell and
-    McCaffrey 2002, since images of one upload are not independent. ``within``: range of possible values, to which the
-    interval is cut.
+    McCaffrey 2002, since images of one upload are not independent. ``within``: range to which the interval is cut.
 
     >>> found = aggregate([10.0, 12.0, 14.0, 16.0], groups=["a", "a", "b", "b"])
     >>> found.mean, found.n, found.groups
@@ -68,8 +67,8 @@ LEAST_SPLIT = 8  # least number of groups of a split sample
 def is_split(values: Sequence[float], *, groups: int) -> bool:
     """Return whether a few values are far from all others, such as a few exact guesses among bad ones.
 
-    The mean's usual interval is then too narrow. Fewer than ``LEAST_SPLIT`` independent ``groups`` of values, and
-    samples of zeros and ones, are never split.
+    The mean's usual interval is then too narrow. ``groups``: number of independent uploads behind the values. With
+    fewer than ``LEAST_SPLIT``, or if all values are 0 or 1, the result is ``False``.
 
     >>> is_split([11.0, 9.0, 12.0, 10.0, 13.0, 8.0, 9.5, 100.0], groups=8)
     True
@@ -85,7 +84,7 @@ def is_split(values: Sequence[float], *, groups: int) -> bool:
 
 
 def pmm(accuracy: float, undefended_accuracy: float) -> float:
-    """Return Refiner's performance maintenance metric, ``accuracy`` in percent of the undefended; NaN if that is 0.
+    """Return ``accuracy`` in percent of the undefended (Refiner's performance maintenance metric); NaN if that is 0.
 
     >>> pmm(0.45, 0.5)
     90.0
@@ -177,7 +176,7 @@ perturbation is so small that images are reconstructed (roughly SPN, Figure 5)."
 
 @dataclass(frozen=True, kw_only=True)
 class PpcPoint:
-    """One strength of a defense on a curve of privacy-preserving characteristics (SPN, Fan et al. 2020)."""
+    """A defense at one strength: accuracy of the model, and error of the attack (PPC, Fan et al. 2020)."""
 
     accuracy: float
     distance: float  # distance of the attack's guesses from the originals
@@ -193,7 +192,10 @@ class PpcPoint:
 
 
 def cap(points: Sequence[PpcPoint]) -> float:
-    """Return the calibrated averaged performance (SPN, Eq. 1), the mean of accuracy x distance; higher is better."""
+    """Return the mean, over ``points``, of accuracy x distance of guesses from originals (CAP, Fan et al. 2020, Eq. 1).
+
+    Higher is better for the client.
+    """
     if not points:
         raise UserError("cap is expected to get at least one point, but got none; measure one strength of a defense.")
     return sum(point.calibrated for point in points) / len(points)
@@ -208,14 +210,14 @@ _ENOUGH = 10  # number of draws that fit as well as the guess, after which sampl
 
 @dataclass(frozen=True, kw_only=True)
 class Coincidences:
-    """Probability that two examples are equal (``of_two``), and share of the most frequent example (``of_usual``)."""
+    """Probability ``of_two`` that two random examples are equal, and share ``of_usual`` of the most common example."""
 
     of_two: float = 1.0
     of_usual: float = 1.0
 
     @classmethod
     def counted(cls, equal: np.ndarray) -> "Coincidences":
-        """Estimate both probabilities from N examples; ``equal`` (N,): number of other examples that equal each."""
+        """Estimate ``of_two`` and ``of_usual``; ``equal`` (N,): for each of N examples, how many others equal it."""
         number = len(equal)
         if number < 2:
             return cls()
@@ -232,14 +234,14 @@ LEAST_OF_CLASS = 20  # least number of other examples of each class for draws wi
 def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] | None = None, seed: int = 0) -> float:
     """Return the probability in (0, 1] that an upload's guesses fit other examples at least as well as its own.
 
-    It is a permutation test: other examples are drawn and assigned to the guesses for the best fit. It is valid for
-    guesses that do not depend on the upload's own examples, and 1 without other examples.
+    It is the p-value of a permutation test, whose statistic is the total fit of the best assignment of examples to
+    guesses. It is valid for guesses that do not depend on the upload's own examples, and 1 without other examples.
 
     Args:
         values: fit (G, B + N) of each guess to each example, the upload's own B first; larger is better.
         number: number B of the upload's own examples.
-        classes: classes (B + N,); if there are enough of each, drawn examples have the same classes, so that typical
-            features of a class are no evidence.
+        classes: classes (B + N,); if there are enough of each, other examples of the same classes are drawn, so that
+            typical features of a class are no evidence.
     """
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
 
@@ -268,11 +270,7 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
 
 
 def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
-    """Combine the p-value ``drawn`` with that of a second test by Bonferroni's correction.
-
-    The second test counts the upload's examples in ``best``, the index of the best matching example of each guess.
-    ``strata``: for each class, the number of the upload's examples and the indices of all examples, the upload's first.
-    """
+    # Bonferroni with a second test: the number of the upload's examples in best, the guesses' best matches
     found, mass = 0, np.ones(1)
     for own_of, columns in strata:
         there = np.isin(columns, best)
@@ -299,9 +297,8 @@ def chance_of_words(
 ) -> float:
     """Return the probability that other texts match the guessed words at least as well as the upload's own texts do.
 
-    It is the p-value of a permutation test on the F1 score. ``guess``: guessed words; ``own``, ``others``: words of
-    each text of the upload, and of each other text. It is 1 if either has no text. With ``few``, the number of shared
-    words is also tested.
+    It is the p-value of a permutation test on the F1 score, and 1 without texts. ``guess``: guessed words; ``own``,
+    ``others``: words of each text of the upload, and of each other text. With ``few``, shared words are also counted.
     """
     texts = [*own, *others]
     if not others or not own:
@@ -338,7 +335,8 @@ def either(*chances: float) -> float:
 def combined(chances: Sequence[float]) -> float:
     """Return one p-value for several independent uploads with the p-values ``chances``.
 
-    P-values above 1 - ``BAND`` do not count; if none counts, or there is only one, the result is the least of them.
+    It is small if more of them are small than chance explains. Those above 1 - ``BAND`` are ignored. If none remains,
+    or if there is only one, the result is the least of all.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

@@ -155,7 +155,7 @@ def _network(device: torch.device) -> nn.Module | None:
 
 
 def noise_ratio(evaluator: str, input_shape: Sequence[int]) -> MetricFunction:
-    """Return a metric: the noise ratio (N,), in [0, 1], that Refiner's network in the file ``evaluator`` predicts."""
+    """Return a metric: the share of noise (N,) in each guess, as predicted by the Refiner network in ``evaluator``."""
     network = find_evaluator(evaluator, input_shape)
 
     def measure(guesses: Tensor, truths: Tensor) -> Tensor:

@@ -57,7 +57,8 @@ def matched(
 ) -> Match:
     """Build a :class:`Match`; ``guess`` is ``None`` if the attack failed, and ``failure`` is the reason.
 
-    An original without a guess gets one filled with the value ``empty``; the failure is then ``missing``.
+    An original without a guess gets one filled with the value ``empty``. If only some lack one, the failure is
+    ``missing``.
     """
     order, guesses = torch.full((len(originals),), -1), torch.full_like(originals, empty)
     guessed_labels = torch.full_like(labels, -1)
@@ -77,8 +78,8 @@ def matched(
 def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a batch") -> Tensor:
     """Return the index (B,) of each original's guess in the cheapest assignment; -1 if none is left.
 
-    ``cost()``: costs (B, G) of pairing B originals and G guesses, of this ``shape``. ``of``: what is matched, for the
-    error if scipy is missing.
+    ``cost()``: costs (B, G) of pairing B originals and G guesses, of this ``shape``. ``of``: what is matched, for error
+    messages.
     """
     if shape == (1, 1):
         return torch.zeros(1, dtype=torch.long)
@@ -134,10 +135,13 @@ def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def numbered(tokens: Tensor) -> Tensor:
-    """Return integers (..., L) for tokens (..., L): the k-th occurrence of a token gets the same one in every text."""
+    """Return integers (..., L) for tokens (..., L), which also distinguish repetitions of a token in a text.
+
+    The k-th occurrence of a token has the same integer in every text.
+    """
     return tokens * tokens.shape[-1] + (tokens[..., None] == tokens[..., None, :]).tril(-1).sum(-1)
 
 
 def label_correct(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return (N,), float64: 1 for each right class, else 0. Guesses and truths are labels (N,) or (N, K)."""
+    """Return (N,), float64: 1 if a guessed class is right, else 0; labels are classes (N,) or probabilities (N, K)."""
     return (hard_labels(guesses) == hard_labels(truths)).double()

@@ -66,9 +66,10 @@ READ = frozenset({Outcome.EXACT, Outcome.IDENTIFIED, Outcome.RECOGNIZABLE})  # o
 class GuessComparison:
     """Figures that compare a guess with its original, with candidates and with controls; ``None`` if not measured.
 
-    Candidates are other images that the guess may show. A control is a guess that never saw the update; ``control_X``
-    is the best one's figure X. A lead is the original's margin over the nearest candidate, in standard deviations of
-    the candidates. Correlations and shares are in [0, 1], PSNRs in dB. Fields are recorded in this order.
+    Candidates are other images that the guess may show. A control is a guess that never saw the update;
+    ``control_psnr`` is the largest PSNR of a control, and so on. A lead is the original's margin over the nearest
+    candidate, in standard deviations of the candidates. Likeness is the correlation of guess and original. Correlations
+    and shares are in [0, 1], PSNRs in dB.
     """
 
     exact: bool | None = None  # ``True`` if image or row equal the original up to rounding
@@ -121,7 +122,10 @@ class GuessComparison:
 
     @property
     def is_nearest(self) -> bool:
-        """Return whether the original is nearer to the guess than all candidates are, with a large lead or likeness."""
+        """Return whether the original is clearly nearer to the guess than all candidates are.
+
+        This takes a lead of at least ``SURE``, or a likeness of at least ``LIKENESS``; see the class for both.
+        """
         likeness, foreign = self.likeness or 0.0, self.foreign
         of_others = foreign is not None and foreign > FOREIGN and likeness < SAME
         alike = likeness >= LIKENESS and not (of_others and not self.is_above("psnr", FAR_PSNR))
@@ -130,7 +134,7 @@ class GuessComparison:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageScore:
-    """Score of an attack on one image, text or table row."""
+    """Score of one image, text or table row: value of each metric, and the comparison that decides the outcome."""
 
     image: int
     guess: int | None  # index of the guess; ``None`` without a guess, or if the score is loaded from a record
@@ -188,9 +192,8 @@ class ImageScore:
     def chance(self) -> float:
         """Return the probability that a guess made without the update scores as well as this guess.
 
-        It is computed from the original's lead over other images, or from the number of a text's right words; for a
-        row, it is 1 - ``BAND``. It is 0 for an image or a text far above its control, the best guess without the
-        update.
+        It is computed from the original's margin over other images (lead), or from the number of a text's right words.
+        For a row, it is 5 % (1 - ``BAND``). It is 0 for an image or a text far better than guesses without the update.
         """
         if TABLE_METRIC in self.values:
             return 1 - BAND
@@ -203,7 +206,7 @@ class ImageScore:
 
     @property
     def words_are_read(self) -> bool:
-        """Return whether the words guessed for an upload match its texts better than equally many frequent words do."""
+        """Return whether an upload's guessed words match its texts better than the same number of frequent words."""
         control, chance = self.compared.word_control_f1, self.compared.word_chance
         if _number(self.values.get(WORDS_METRIC)) is None or control is None or _is_chance(chance):
             return False

@@ -203,9 +203,8 @@ def balanced_accuracy_bound(*, epsilon: float, delta: float) -> float:
 def identification_bound(*, epsilon: float, delta: float, candidates: int) -> float:
     """Return the largest probability that an attacker identifies the right example despite (epsilon, delta)-privacy.
 
-    It is e^epsilon / (candidates + 1) + delta, whatever else the attacker knows (Kairouz et al. 2015), if the example
-    and the other ``candidates``, at least 1, are equally likely. The bound also holds for reconstruction, as an event
-    with that prior probability (Balle, Cherubin and Hayes 2022, Thm. 2; Hayes, Mahloujifar and Balle 2023, Thm. 2).
+    It is e^epsilon / (candidates + 1) + delta (Kairouz et al. 2015), if the example and the other ``candidates``, at
+    least 1, are equally likely. It also holds for reconstruction (Hayes, Mahloujifar and Balle 2023, Thm. 2).
 
     >>> round(identification_bound(epsilon=1.0, delta=1e-5, candidates=1000), 4)
     0.0027
@@ -214,7 +213,7 @@ def identification_bound(*, epsilon: float, delta: float, candidates: int) -> fl
 
 
 def proven_epsilon(found: Separation, *, delta: float) -> float:
-    """Return the largest epsilon that the scores disprove at ``delta`` with 95 % confidence, at least 0."""
+    """Return the lower bound on epsilon, given ``delta``, that the scores prove with 95 % confidence; at least 0."""
     # the threshold is chosen on one half of the examples; on the other half, both rates are bounded as by Clopper and
     # Pearson, with an error of 2.5 % each (Nasr et al. 2021, "Adversary instantiation")
     chosen_on, judged_on = found.halves()
@@ -229,11 +228,7 @@ def proven_epsilon(found: Separation, *, delta: float) -> float:
 
 
 def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: float) -> Scores:
-    """Return a lower bound on epsilon for each threshold: max(0, log((hit rate - delta) / false alarm rate)).
-
-    The rates are confidence bounds. If ``above``, hits are positives above the threshold and false alarms negatives
-    above it; otherwise, hits are negatives below it and false alarms positives below it.
-    """
+    # hits: positives above the threshold (if above), or negatives below it; rates are replaced by confidence bounds
     hits, misses = (tpr, fpr) if above else (1 - fpr, 1 - tpr)
     sizes = [len(found.positives), len(found.negatives)][:: 1 if above else -1]
     error = (1 - CONFIDENCE) / 2
@@ -253,7 +248,7 @@ class Measure(Estimate):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Result of one method of inference, such as membership inference, about clients."""
+    """Result of one method of inference about clients, such as membership inference: figures and a ROC curve."""
 
     about: str  # question of the attack, one of ``fl_privacy.attacks.inference.About``
     method: str

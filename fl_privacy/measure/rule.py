@@ -15,8 +15,8 @@ def above_chance(
 ) -> bool:
     """Return whether ``found`` exceeds chance and ``control``, a result of guesses that never saw the uploads.
 
-    ``among``: number of results that are tested together (Bonferroni). ``low_leaks=True`` is for figures that are lower
-    for more leakage, such as an error.
+    ``among``: number of results that are tested together (Bonferroni). ``low_leaks=True``: low figures, such as errors,
+    mean leakage.
     """
     if isinstance(found, Estimate):
         sign, end = (-1, found.high) if low_leaks else (1, found.low)

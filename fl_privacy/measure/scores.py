@@ -23,7 +23,7 @@ CHUNK = 256  # images compared at a time; bounds the memory of LPIPS's features
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VictimScore:
-    """Scores of the guesses at one victim's batch."""
+    """Originals and guesses of one victim's batch (one attacked upload), with the score of each original."""
 
     id: VictimId
     images: tuple[ImageScore, ...]  # scores of the B originals, in order
@@ -58,8 +58,7 @@ def evaluate(
 ) -> VictimScore:
     """Score the guesses at one batch: ``images[k].values["psnr"]`` of the result is the PSNR of original k in dB.
 
-    ``truth`` has the originals; guesses may be in another order. ``functions``: metric -> function, as for
-    :func:`evaluate_all`.
+    ``truth`` has the originals, in any order. ``functions``: additional metrics by name.
     """
     return evaluate_all([reconstruction], [truth], functions=functions)[0]
 
@@ -83,10 +82,11 @@ def evaluate_all(
 
     Args:
         truths: originals of each reconstruction, all of one shape.
-        functions: metrics that need data of the run, by name.
+        functions: additional metrics by name, such as those with settings.
         language, schema: tokenizer of texts, for metrics of words; columns of table rows.
         transformed: images by which a defense replaced each of ``truths``, for the metrics of transformed images.
-        others: public examples and guesses without the update, which decide the outcomes; ``None`` leaves outcomes out.
+        others: public examples and guesses made without the update, which decide each guess's outcome; ``None`` leaves
+            outcomes out.
         augmented: ``True`` if ``transformed`` are the client's crops and flips, with which guesses are compared.
     """
     if len(reconstructions) != len(truths):

@@ -19,7 +19,7 @@ _BY_VALUE = 0.01  # weight of distances relative to wrong cells in the matching,
 
 @dataclass(frozen=True, eq=False)
 class WrittenRows:
-    """Original and guessed rows as text, for a page, with booleans for right cells and the attacker's certainty."""
+    """Original and guessed rows as text, for the report, with right cells and the attacker's certainty."""
 
     columns: tuple[str, ...]
     originals: Sequence[Sequence[str] | None]  # cells of each original row; ``None`` if unknown
@@ -34,7 +34,7 @@ def right_cells(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def exact_rows(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return booleans (...), true for rows whose cells all equal the original's to the last written digit."""
+    """Return booleans (...), true for rows whose cells all equal the original's when rounded as in the table."""
     least = torch.tensor([0.5 * 10.0**-c.decimals if c.is_number else 0.0 for c in schema.columns])
     return ((guesses - truths).abs() <= least + 1e-6 * truths.abs()).all(-1)
 
@@ -71,7 +71,7 @@ def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> 
 
 
 def cells_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the share (N,) float64 of true values in each row of ``right`` (N, C); ``numbers`` is unused."""
+    """Return the share (N,) float64 of right cells in each row of booleans ``right`` (N, C); ``numbers`` is unused."""
     return right.double().mean(1)
 
 
@@ -84,7 +84,7 @@ def categories_right(right: Tensor, numbers: Tensor) -> Tensor:
 
 
 def numbers_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the share (N,) float64 of each row's numeric cells that are right; see :func:`categories_right`."""
+    """Return the share (N,) float64 of each row's numeric cells that are right, like :func:`categories_right`."""
     return (right & numbers).sum(1).double() / numbers.sum(1)
 
 
@@ -102,10 +102,10 @@ def usual_row(public: Tensor, schema: Schema) -> Tensor:
 
 
 def control_cells(public: Tensor, truths: Tensor, schema: Schema) -> Tensor:
-    """Return the share (B,) float64 of each true row's cells that are guessed right without the update.
+    """Return the share (B,) float64 of each true row's cells that guesses without the update get right.
 
-    ``truths`` (B, C): true rows. The share is the larger of two: that of :func:`usual_row`, and the :data:`BAND`
-    quantile over random draws of B ``public`` rows (M, C), each matched to ``truths`` by :func:`assign`.
+    It is the larger of two shares: that of :func:`usual_row`, and the quantile :data:`BAND` of those of random
+    ``public`` rows (M, C), drawn many times and matched to ``truths`` (B, C) by :func:`assign`.
     """
     usual = right_cells(schema, usual_row(public, schema), truths).double().mean(1)
     rng = torch.Generator().manual_seed(0)
@@ -139,7 +139,7 @@ BLOCK = 64  # number of rows that are compared with all guesses at a time
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PinnedRows:
-    """Shares of cells and rows that are guessed right, and each true row's guess; see :func:`pinned_rows`."""
+    """Result of :func:`pinned_rows`: shares of cells and rows that are guessed right, and each true row's guess."""
 
     cells: float  # share of right cells, in the matching that maximizes it
     rows: float  # share of rows with all cells right, in the matching that maximizes it

@@ -13,7 +13,7 @@ _RIGHT_PLACE = 2.0  # weight of tokens at the right position, relative to token 
 
 
 class Language(Protocol):
-    """Special tokens of a tokenizer, such as the one that begins a text, and the words that tokens form."""
+    """Tokenizer as metrics need it: its special tokens, such as the one that begins a text, and the words of a text."""
 
     @property
     def special(self) -> frozenset[int]: ...
@@ -99,7 +99,7 @@ def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
-    """Return guesses (N, L) without an upload: the most frequent ``public`` tokens, as many as ``lengths`` (N,)."""
+    """Return guesses (N, L) that ignore the upload: for text i, the ``lengths[i]`` most frequent ``public`` tokens."""
     tokens, counts = torch.unique(numbered(public)[public >= 0], return_counts=True)
     order = counts.argsort(descending=True, stable=True)
     width = int(lengths.max()) if len(lengths) else 0

@@ -102,7 +102,7 @@ def _looks(gray: Tensor, side: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Gallery(Once):
-    """Images (N, C, H, W) in [0, 1]; caches their reduced copies, windows and tiles for comparisons with guesses."""
+    """Images (N, C, H, W) in [0, 1], with cached smaller copies, crops (windows) and tiles to compare with guesses."""
 
     images: Tensor
 
@@ -145,10 +145,7 @@ def _middle(looks: Tensor, slack: float) -> Tensor:
 
 
 def _windows(images: Tensor, slack: float) -> Tensor:
-    """Return all windows (N, V, D) of images (N, L, H, W) that have the size of a :func:`_middle`, with norm 1.
-
-    L: channels; V: positions of a window; D: pixels in all channels; ``slack``: margin, as a share of the side.
-    """
+    # (N, V, D) of images (N, L, H, W): crops at V positions, smaller by the share slack, with norm 1
     down, right = _edges(images, slack)
     height, width = images.shape[-2] - 2 * down, images.shape[-1] - 2 * right
     images = images - images.mean((-2, -1), keepdim=True)
@@ -175,7 +172,7 @@ def _slid(middles: Tensor, images: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Way(ABC):
-    """Comparison of a guess with B originals and K rivals (other images) after a change, such as rotation."""
+    """Comparison of a guess, changed in one way such as rotation, with B originals and K rivals (other images)."""
 
     own: Tensor  # (B,) correlations with the originals
     rest: Tensor  # (K,) correlations with the rivals
@@ -185,12 +182,12 @@ class Way(ABC):
     originals: Gallery
 
     def closer(self) -> "Way | None":
-        """Return the same comparison at higher resolution, if there is one."""
+        """Return this comparison of guess and originals at higher resolution; ``None`` if there is none."""
         return None
 
     @abstractmethod
     def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return unit vectors of the guess (D,), of an original (D,), and of K rivals (K, D), aligned with each other.
+        """Return vectors with norm 1 of the guess (D,), an original (D,), and K rivals (K, D), as they are compared.
 
         ``original``: index of the original; ``rivals``: indices (K,) of the rivals.
         """
@@ -223,7 +220,7 @@ class _Placed:
 
 @dataclass(frozen=True, eq=False)
 class Turning(Once):
-    """A guess to be compared with originals and with other images (``others``); caches its poses and tiles."""
+    """Guess to compare with images after a turn, mirroring or scaling (a pose), or in tiles; caches poses and tiles."""
 
     others: Gallery
     guess: Tensor  # (1, C, H, W) in [0, 1]
@@ -234,9 +231,9 @@ class Turning(Once):
         return self.once(sight, lambda: ShiftedDescriptors(self.guess, sight))
 
     def ways(self, originals: Gallery) -> list[Way]:
-        """Return comparisons of the guess with ``originals``, in other poses and cut into tiles.
+        """Return comparisons of ``originals`` with the guess in tiles and in other poses (turned, mirrored or scaled).
 
-        Poses are left out if too many other images correlate more at low resolution.
+        Poses are left out if, at low resolution, too many other images are closer to the guess than the originals.
         """
         usual = torch.searchsorted(self.rivals, self.usual)
         way = partial(_Tiled, rivals=self.rivals, usual=usual, turning=self, originals=originals)
@@ -305,10 +302,7 @@ class Turning(Once):
         ]
 
     def _search(self, windows_at: Callable[[float], Tensor], side: int) -> Tensor:
-        """Return the largest absolute correlation (P, N) of the guess in P poses with N images of ``side`` pixels.
-
-        ``windows_at(slack)`` returns the images' windows, as :func:`_windows`.
-        """
+        # (P, N): the largest absolute correlation of the guess in P poses with N images of this side, over shifts
         found = torch.empty(0)
         for which, slack, middles in self.once(side, lambda: self._middles(side)):
             slid = windows_at(slack) @ middles
@@ -318,11 +312,7 @@ class Turning(Once):
 
 
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
-    """Return the likeness (V, N) of V guesses to N images, each rebuilt from its own tiles to resemble the guess.
-
-    ``pieces`` (V, T, D), ``tiles`` (N, T, D): T tiles of each guess and image. The likeness of a guess a and a rebuilt
-    image b is 2ab / (aa + bb).
-    """
+    # likeness (V, N) 2ab / (aa + bb) of guesses a (V, T, D) to images b (N, T, D), whose T tiles are rearranged
     sizes = tiles.square().sum(-1)
     found = []
     for guess in pieces:
@@ -341,7 +331,7 @@ TINY = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Posed(Way):
-    """Comparison in which the guess is mirrored, rotated, scaled and shifted to correlate most with each image."""
+    """Comparison of each image with the guess mirrored, rotated, scaled and shifted so that it fits the image best."""
 
     side: int
     placed: _Placed  # best poses of the guess for the originals
@@ -375,11 +365,7 @@ def _slacks(poses: Poses) -> list[tuple[Tensor, float]]:
 
 
 def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
-    """Return the largest absolute correlation (K, S) of each of K images with a guess in each of S poses.
-
-    ``tried``: all K x S poses; ``gray``: guess for each; ``windows``: those of the images; ``side``: resolution in
-    pixels.
-    """
+    # (K, S): the largest absolute correlation of K images with the guess in S poses each, over shifts
     looks = _looks(tried.drawn(gray), side)
     looks = looks.view(len(windows[0][0]), -1, *looks.shape[1:])
     found = torch.empty(looks.shape[:2])
@@ -391,7 +377,7 @@ def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tiled(Way):
-    """Comparison in which each image is rebuilt: each tile of the guess is replaced by the image's nearest tile."""
+    """Comparison that ignores the order of tiles: each tile of the guess is matched to the image's nearest tile."""
 
     grid: int
     pieces: Tensor

@@ -141,7 +141,7 @@ class ImageNetwork(nn.Module):
         self.normalize: nn.Module = input_normalization(mean, std, in_channels)
 
     def __init_subclass__(cls) -> None:
-        """Replace ``**image`` in the signature of ``cls`` by the arguments that it stands for."""
+        """Show the arguments of ``ImageNetwork`` in the signature of ``cls``, instead of ``**image``."""
         common, own = (inspect.signature(each.__init__).parameters.values() for each in (ImageNetwork, cls))
         needed, optional = ([p for p in common if (p.default is p.empty) is wanted] for wanted in (True, False))
         named = {p.name: p for p in (*needed, *own, *optional) if p.kind is p.KEYWORD_ONLY}
@@ -254,8 +254,8 @@ def _order(model: nn.Module, modules: dict[str, nn.Module], image_shape: tuple[i
 def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
     """Return the name of the layer after the last private layer; the second layer if none is private.
 
-    Layers are in the order of the forward pass on images of ``image_shape``; ``public`` are names of parameters.
-    ``UserError`` if there is no such layer.
+    A layer is private if its parameters are not ``public`` (names). Layers are in the order of a forward pass on images
+    of ``image_shape``. ``UserError`` if there is no such layer.
     """
     layers = called_layers(model, image_shape)
     owned = {name: model.get_submodule(name).named_parameters(recurse=False) for name in layers}
@@ -270,11 +270,10 @@ def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection
 
 
 def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
-    """Return the name of the module that follows the activation of the last private layer.
+    """Return the name of the module after the activation that follows the last private layer (FDL-PP, Def. 4).
 
-    ``public``: names of the uploaded values; other layers are private. If none is private, the first layer counts as
-    private. If no activation module follows the last private layer, the result is that of :func:`cut_layer`. FDL-PP's
-    private part ends with an activation (Gu et al. 2021, Def. 4).
+    A layer is private if its values are not ``public`` (names); if none is, the first one counts as private. Without
+    such an activation, the result is that of :func:`cut_layer`.
     """
     layers = called_layers(model, image_shape)
     first = cut_layer(model, image_shape, public)
@@ -326,8 +325,8 @@ class _ReachedError(Exception):
 class Rest(nn.Module):
     """Part of ``model`` from ``layer`` on, from the input (B, ...) of the layer to logits (B, K).
 
-    Parameters are called ``model.NAME``. The whole model runs on black images of ``image_shape`` (C, H, W), and the
-    given input replaces that of ``layer``.
+    Parameters are called ``model.NAME``. The whole model runs on black images; the given input replaces that of
+    ``layer``.
     """
 
     def __init__(self, model: nn.Module, layer: str, image_shape: tuple[int, ...]) -> None:

@@ -71,8 +71,8 @@ class DLNet(LeNet):
 class LeNet5(ImageNetwork):
     """LeNet of FDL-PP (Gu et al., 2021, Table 2): 5x5 convolutions with 6, 16 and 120 filters, then linear 84 and K.
 
-    Pooling of 2x2 (``max`` as published, or ``avg``) follows the first two convolutions; only the first one pads.
-    Images must have at least 28x28 pixels.
+    2x2 pooling (``max`` as published, or ``avg``) follows the first two convolutions; only the first pads. Images are
+    at least 28x28.
     """
 
     def __init__(self, *, activation: str = "relu", pooling: str = "max", **image: Unpack[ImageArguments]) -> None:
@@ -191,8 +191,8 @@ class VGG16(BlockNetwork):
     """VGG16 of SPN (Fan et al., 2020, Table 5): thirteen 3x3 convolutions, group norm, 8192 -> 256 -> K.
 
     As published it has ``norm="group"``. Pooling follows the first, second and last block, so that 32x32 images give
-    8192 inputs of the first linear layer, not the table's 4096. ``width`` is the number of channels of the first block.
-    Images must have at least 8x8 pixels.
+    8192 inputs of the first linear layer, not the table's 4096. ``width``: channels of the first block. Images are at
+    least 8x8.
     """
 
     blocks = (((1, 1), 3, True), ((2, 2), 3, True), ((4, 4, 4), 3, False), ((8, 8, 8), 3, False), ((8, 8, 8), 3, True))
@@ -236,15 +236,15 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(ImageNetwork):
-    """ResNet-18 for small images: a 3x3 convolution without pooling, and four stages of two basic blocks.
+    """ResNet-18 for images of any size: a 3x3 convolution without pooling, and four stages of two basic blocks.
 
-    Any image size fits. DLG and SAPAG have ``activation="sigmoid", strides=(1, 1, 1, 1)``.
+    The papers DLG and SAPAG take ``activation="sigmoid", strides=(1, 1, 1, 1)``.
 
     Args:
         width: channels of the first stage; each later stage has twice as many.
         norm: normalization after each convolution: ``batch``, ``group`` or ``none``.
         activation: name of the activation, one of ``layers.ACTIVATIONS``.
-        strides: stride of each stage; ``None`` takes those of the class.
+        strides: stride of each stage; ``None`` takes ``default_strides``.
     """
 
     blocks: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)

@@ -132,7 +132,7 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
 
 
 def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:
-    """Return Hugging Face's ``values`` by the names of ``model``; position embeddings include the first segment's."""
+    # positions include the first segment's embedding, since the model has no segments
     at = {name.removeprefix("bert."): value for name, value in values.items()}
     segment = at["embeddings.token_type_embeddings.weight"][0]
     found = {
@@ -212,8 +212,7 @@ class TransformerLM(text_model.BlockModel):
     """Language model of SAPAG (Wang et al. 2020, section VII): two encoder layers and a linear decoder.
 
     By default, an embedding has more values (5,000) than a small vocabulary has tokens, so that a pseudo-inverse
-    recovers tokens from embeddings; ``width=200`` is usual. With ``next_token``, a token attends only to itself and to
-    earlier tokens.
+    recovers tokens from embeddings; ``width=200`` is usual. With ``next_token``, attention is causal.
 
     Args:
         next_token: ``True`` to predict each next token, ``False`` to classify the mean over the tokens.

@@ -81,7 +81,7 @@ def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
-    """Return a deep copy of ``model``; this detaches weights that weight norm computed, in ``model`` as well."""
+    """Return a deep copy of ``model``, after detaching weights that weight norm has computed in ``model`` itself."""
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             name = getattr(hook, "name", None)

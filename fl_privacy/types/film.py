@@ -35,7 +35,7 @@ Snapshot = Frame | TextFrame
 
 
 def shots(moments: int) -> frozenset[int]:
-    """Return the iterations, of 0 to ``moments - 1``, at which a film has a snapshot; they are denser at the beginning.
+    """Return the iterations, of 0 to ``moments - 1``, at which an attack keeps a snapshot; denser at the beginning.
 
     >>> sorted(shots(101))
     [0, 1, 3, 7, 13, 21, 30, 40, 53, 67, 83, 100]
@@ -73,13 +73,13 @@ def viewed_by(viewer: Viewer) -> Iterator[None]:
 
 
 def show_frames(take: Callable[[], Sequence[Snapshot]]) -> None:
-    """Pass the snapshots that ``take`` returns to the current viewer; if none is set, do not call ``take``."""
+    """Show snapshots of a running attack in the context's viewer; if there is none, ``take`` is not called."""
     if (viewer := _viewer.get()) is not None:
         viewer(take())
 
 
 def joined(first: Sequence[Snapshot], moments: int, then: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
-    """Join two films; ``moments`` is added to the iterations of ``then``."""
+    """Join two films (snapshots of an attack); iterations of ``then`` are counted on from ``moments``."""
     return (*first, *(replace(each, at=each.at + moments) for each in then))
 
 

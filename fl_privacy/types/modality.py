@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Modality:
-    """Kind of examples: images, texts or table rows."""
+    """Kind of examples (images, texts or table rows): words for it, metric, loader and properties."""
 
     one: str
     data: str

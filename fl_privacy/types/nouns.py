@@ -79,7 +79,7 @@ class ModelState:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Upload:
-    """Everything that a client sends in a round."""
+    """What a client sends in a round: gradient or weights (``tensors``), ``buffers``, and number of examples."""
 
     tensors: Tensors  # gradient, delta or weights by parameter name; missing names were withheld
     buffers: Tensors = field(default_factory=dict)  # running batch-norm statistics, empty if the plan withholds them
@@ -102,11 +102,11 @@ class Knowledge:
         labels: client's labels, (B,) class indices or (B, K) class probabilities.
         defense: parts of the client's defense, for an adaptive attacker.
         same_data: name shared by updates from the same examples, which an adaptive attacker attacks together; ``None``
-            if a defense generates new images for each update, except by mixing.
+            if a defense makes new images for each update, unless they are mixtures.
         public_images: images (N, C, H, W) in [0, 1] of the same domain, or texts (N, L), padded with -1.
         public_labels: classes (N,) of the public images.
         previous: reconstruction (B, C, H, W) in [0, 1] of the same examples in an earlier round.
-        private: substitutes for values that the victim keeps private: a colluding client's, or random ones.
+        private: values used for layers that the victim keeps private: a colluding client's, or random ones.
         colluder: number of the client that gave ``private``.
         features: outputs (B, ...) of the victim's private layers for its examples.
         features_at: name of the module whose inputs are ``features``, if not the first public layer.
@@ -152,7 +152,7 @@ class Knowledge:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observation:
-    """Everything that an attacker knows about one update."""
+    """What an attacker knows about one update: model, values sent, upload, the client's plan, and ``knowledge``."""
 
     id: VictimId  # name of the attacked update and of its random streams
     model: nn.Module  # architecture; its parameter values are not used
@@ -295,7 +295,7 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reconstruction:
-    """Result of an attack on one observation."""
+    """Result of an attack on one observation: guessed ``batch``, or ``words`` of texts, or reason of a ``failure``."""
 
     id: VictimId
     batch: Batch | None  # reconstruction, in the attacker's order; ``None`` if the attack failed

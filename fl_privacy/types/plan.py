@@ -21,7 +21,7 @@ class LocalPlan:
     Attributes:
         shares: content of the upload. ``gradient``: gradient of one batch (FedSGD); ``delta``: weights after local
             training minus weights sent (FedAvg); ``weights``: weights after local training, like stock Flower clients.
-        lr: learning rate of the local steps; if a gradient is shared, of private layers only.
+        lr: learning rate of the local steps; if a gradient is shared, it applies only to layers that stay private.
         lr_decay: factor on ``lr`` from one round to the next, above 0 up to 1.
         lr_drops: rounds after each of which ``lr`` is multiplied by ``lr_drop_factor``, above 0 up to 1.
         steps: number of local steps S; excludes ``epochs``.
@@ -37,7 +37,7 @@ class LocalPlan:
             ``train`` a single image leaks far less.
         mode: ``train`` or ``eval`` for layers other than batch norm, such as dropout, if a gradient is shared; clients
             of a federation use ``train``.
-        buffers: ``shared`` uploads the running statistics, ``withheld`` does not.
+        buffers: ``shared`` uploads the running statistics of batch norm, ``withheld`` does not.
         loss_scale: factor of a batch's mean loss.
         crop_padding: black pixels around each training image before a random crop to its size; 0 does not crop.
         flip: ``True`` mirrors each training image left to right with probability 1/2.
@@ -107,7 +107,7 @@ class LocalPlan:
         return self.crop_padding > 0 or self.flip
 
     def held(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the ``names`` that are not trained; ``UserError`` if none is trained, or a pattern matches no name."""
+        """Return the ``names`` that the plan freezes; ``UserError`` if it freezes all, or a pattern of it fits none."""
         if not self.frozen and not self.trained:
             return frozenset()
         names = list(names)

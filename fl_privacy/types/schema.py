@@ -23,7 +23,7 @@ MOST_DECIMALS = 20  # most decimals of a number as text
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """Column of a table: numbers, or categories in one-hot encoding."""
+    """Column of a table: numbers, or categories in one-hot encoding, and the scaling of its values."""
 
     name: str
     categories: tuple[str, ...] = ()  # names, in the order of their encoded values; empty for a numeric column
@@ -114,7 +114,10 @@ class Schema:
 
     @cached_property
     def groups(self) -> tuple[Tensor, Tensor]:
-        """Return indices (G, L) of the encoded values of G categorical columns, and a mask: false for padding to L."""
+        """Return, for each of G categorical columns, the indices (G, L) of its values in an encoded row, and a mask.
+
+        L: most categories of a column; the mask is false for padding to L.
+        """
         pairs = zip(self.starts, self.columns, strict=True)
         picked = [(start, len(column.categories)) for start, column in pairs if column.categories]
         longest = max((size for _, size in picked), default=1)
@@ -143,9 +146,9 @@ class Schema:
 
     @cached_property
     def usual(self) -> Tensor:
-        """Return the encoded row (F,) to guess without an update: shares of categories, and 0 for numbers.
+        """Return the encoded row (F,) to guess without an update: each category's share, and 0 for numbers.
 
-        Unknown shares are equal; 0 is clamped to a number's bounds.
+        If the shares are unknown, they are equal. A 0 outside a number's bounds is moved to the nearest bound.
         """
         found, (low, high) = torch.zeros(self.width), self.bounds
         for start, column in zip(self.starts, self.columns, strict=True):
@@ -186,7 +189,7 @@ class Schema:
         return self.encode(self.cells(inputs)).to(inputs)
 
     def drawn(self, number: int, rng: torch.Generator) -> Tensor:
-        """Draw ``number`` random encoded rows (N, F): categories by their shares, numbers from N(0, 1), clamped."""
+        """Draw ``number`` encoded rows (N, F): categories by their shares, numbers from N(0, 1) within their bounds."""
         cells = torch.empty(number, len(self.columns), dtype=torch.float64)
         for place, column in enumerate(self.columns):
             if column.is_number:

@@ -39,7 +39,7 @@ _SAME = 1e-4  # largest relative distance at which an output layer's gradient co
 
 @dataclass(frozen=True, eq=False)
 class UserUpload:
-    """One upload as stated by a user, with tensors under the model's parameter names."""
+    """Upload as stated by a user: the model's values before training, and gradients or values after it."""
 
     model: nn.Module
     parameters: dict[str, Tensor]  # copies of the model's values before training, which the server sent
@@ -332,7 +332,7 @@ def read_update(
     num_examples: int,
     loss: LossLike | None,
 ) -> UserUpload:
-    """Return the checked upload of a user's weights; see :meth:`fl_privacy.types.Observation.of_update`."""
+    """Check a user's weights, and return them as an upload; see :meth:`fl_privacy.types.Observation.of_update`."""
     if model is None and not isinstance(before, nn.Module):
         raise UserError(
             "before is expected to be the model as it was sent, but got its values alone; give model=net as well."

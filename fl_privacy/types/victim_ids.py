@@ -11,10 +11,10 @@ _VICTIM_ID = re.compile(r"round-([0-9]{1,9})/client-([0-9]{1,9})(?:/victim-([0-9
 @total_ordering
 @dataclass(frozen=True)
 class VictimId:
-    """Identifier of an attacked update, which also names its random generators and files.
+    """Identifier of an attacked update, from which file names and random seeds are derived.
 
     As text: ``round-3/client-2/victim-0`` for a probe (an extra upload made for the attack), ``round-3/client-2`` for a
-    training update. ``ValueError`` if a number is negative, or ``part`` is not a word.
+    training update. ``ValueError`` for a negative number, or a ``part`` that is not one word.
     """
 
     round: int  # round from 1; 0 if no round was trained
@@ -52,7 +52,7 @@ class VictimId:
 
 
 class Certainty(StrEnum):
-    """Certainty of a reconstruction, as the attacker knows it without the truth."""
+    """Certainty of a reconstruction, as an attacker can judge it: proven, consistent with the update, or neither."""
 
     PROVEN = "proven"
     """Equal to the inputs of the model's first layer, up to rounding: the unique solution of a system of equations,

@@ -241,9 +241,9 @@ TABLES: Mapping[Table, tuple[Operation, ...]] = {
 
 @dataclass(frozen=True)
 class Policy:
-    """Sequence of image operations: ``indices`` of the ``table``. The empty sequence leaves images unchanged."""
+    """Sequence of image operations that the ATS defense applies; an empty one leaves images unchanged."""
 
-    indices: tuple[int, ...]
+    indices: tuple[int, ...]  # numbers of the operations in ``table``
     table: Table = "paper"
 
     @classmethod
@@ -268,11 +268,10 @@ UNTRANSFORMED = Policy(())  # baseline of policies
 def transform(
     images: Tensor, policies: Sequence[Policy], rng: torch.Generator, *, by_probability: bool = False
 ) -> Tensor:
-    """Transform each of ``images`` (N, C, H, W) in [0, 1] by a random one of ``policies``, with random signs.
+    """Transform each of ``images`` (N, C, H, W) in [0, 1] by one of ``policies``, drawn at random.
 
-    Images are rounded to 256 levels first, like image files. The number of draws per image does not depend on the
-    policy. If ``by_probability``, each operation is applied with AutoAugment's probability. Images are gray or RGB,
-    else ``UserError``.
+    Operations with a direction, such as rotations, get a random one. Images, gray or RGB, are rounded to 256 levels
+    first. If ``by_probability``, each operation is applied with AutoAugment's probability.
     """
     check_shape(images.shape[1:])
     longest = max(len(policy.indices) for policy in policies)
@@ -311,10 +310,10 @@ def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor
 
 
 def read_policies(source: str | int | Sequence[str | int], table: Table | None = None) -> tuple[Policy, ...]:
-    """Return ATS policies from a name, a list of names, or the file that ``fl-privacy search-policies`` wrote.
+    """Return policies (sequences of image operations, for the ATS defense) from names or from a file.
 
-    ``table``: numbering of the operations in a name; ``None`` takes the file's or, for names, the paper's.
-    ``UserError`` if ``source`` is none of these, or was searched with another table.
+    ``source``: a name such as ``3-43-15``, a list of names, or the file that ``fl-privacy search-policies`` wrote; else
+    ``UserError``. ``table``: list of operations that the numbers refer to; ``None`` takes ``paper`` or the file's.
     """
     if table is not None:
         one_of("table", table, get_args(Table))
@@ -355,9 +354,9 @@ POLICY_FILE = "policies.json"  # file of the policies in the folder of a search
 
 
 def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, table: Table = "paper") -> list[Policy]:
-    """Draw ``number`` different ATS policies of up to ``longest`` operations; ``UserError`` if there are fewer.
+    """Draw ``number`` different policies: sequences of at most ``longest`` image operations, for the ATS defense.
 
-    ``table``: numbering of the operations, see :data:`Table`.
+    ``table``: list of operations, see :data:`Table`. ``UserError`` if there are fewer such policies.
     """
     sizes = [len(OPERATIONS) ** length for length in range(1, longest + 1)]
     if not 1 <= number <= sum(sizes):

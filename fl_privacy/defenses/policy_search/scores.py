@@ -23,16 +23,19 @@ _ELEMENTS_ON_CPU = 1 << 24  # most elements of per-image gradients held at once 
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Inner products of image gradients, for S target images and K images on the way to each, in each of T tensors."""
+    """Inner products of gradients that compare S target images with K images on a line from a start to each target.
+
+    They are separate for each of T parameter tensors.
+    """
 
     dot: Tensor  # (T, S, K), of each point with its target
     squared: Tensor  # (T, S, K), of each point with itself
     squared_target: Tensor  # (T, S, 1), of each target with itself
 
     def cosine(self, of: Cosine) -> Tensor:
-        """Return the cosine (S, K) of each target's gradient with the gradients at the K images on the way to it.
+        """Return cosines (S, K) of the gradient at each target with those at the K images between start and target.
 
-        ``of``: ``whole`` for whole gradients, ``layers`` for the mean over tensors.
+        ``of``: ``whole`` for whole gradients, ``layers`` for the mean over parameter tensors.
         """
         parts = (self.dot, self.squared, self.squared_target)
         if of == "whole":
@@ -43,7 +46,7 @@ class InnerProducts:
 
 
 class GradientSimilarity:
-    """Compares images by their gradients, in evaluation mode; ``at_once``: most gradients in memory."""
+    """Compares images by a model's gradients at them; ``at_once``: largest number of gradients to keep in memory."""
 
     def __init__(
         self,
@@ -97,11 +100,7 @@ class GradientSimilarity:
         return int(fit)
 
     def _compare(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two tensors (T, s, K + 1): products of each image's gradient with its row's last one, and with itself.
-
-        They are inner products. T: parameter tensors. ``images``: s rows (s, K + 1, C, H, W), each with one class of
-        ``labels`` (s,).
-        """
+        # (T, s, K + 1) each: products with the gradient of a row's last image, and squared norms
         count, length = images.shape[:2]
         inputs, repeated = images.flatten(0, 1).unsqueeze(1), labels.repeat_interleave(length).unsqueeze(1)
         products: dict[str, tuple[Tensor, Tensor]] = {}
@@ -119,10 +118,7 @@ class GradientSimilarity:
 
 
 def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return inner products (s, L) of each row's L gradients with its last gradient, and their squared norms (s, L).
-
-    Gradients are sums over P positions of outer products of ``deltas`` (s, L, O, P) and ``inputs`` (s, L, D, P).
-    """
+    # gradients (s, L) are sums over P positions of outer products of deltas (s, L, O, P) and inputs (s, L, D, P)
     with_last = (deltas.mT @ deltas[:, -1:]) * (inputs.mT @ inputs[:, -1:])
     return with_last.sum((-2, -1)), ((deltas.mT @ deltas) * (inputs.mT @ inputs)).sum((-2, -1))
 
@@ -156,11 +152,10 @@ class PrivacyPlan:
     def named(
         cls, variant: Variant, *, points: int | None = None, alpha: float = 0.7, beta: float = 0.3
     ) -> "PrivacyPlan":
-        """Return the options of the privacy score in the ``paper`` or in the authors' ``code``.
+        """Return the options of the privacy score in the ``paper`` (Gao et al. 2023) or in the authors' ``code``.
 
-        They differ in the number of ``points``, the rule of integration and the cosine; see the class for ``alpha`` and
-        ``beta``. ``code_normalized`` is ``code`` with mean and variance over class means, both normalized over all
-        policies.
+        These differ in ``points``, rule of integration and cosine. ``code_normalized`` is ``code`` with areas averaged
+        over each class first, and with mean and variance normalized over all policies.
         """
         if variant == "paper":
             return cls(points=20 if points is None else points, alpha=alpha, beta=beta)
@@ -183,7 +178,7 @@ class PrivacyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyScore:
-    """Privacy score of one policy, and the mean and variance that it combines; lower is better."""
+    """Privacy score of one policy, from similarities of gradients; lower is better for the client."""
 
     score: float
     mean: float  # mean of the areas under curves of gradient similarity
@@ -195,8 +190,7 @@ def privacy_scores(
 ) -> list[PrivacyScore]:
     """Return the privacy score S_pri (Gao et al. 2023) of each policy on the images of ``batch``; lower is better.
 
-    It is computed from the ``similarity`` of gradients on the way from noise to the transformed image, as ``plan``
-    says.
+    It compares the gradient at a transformed image with gradients at blends of this image and noise, as ``plan`` says.
     """
     start = torch.rand(batch.inputs.shape, generator=derive_generator(seed, "search", "start")).to(batch.inputs)
     goals = torch.stack([transformed_by(batch.inputs, policy, seed) for policy in policies])
@@ -216,7 +210,7 @@ def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: 
     """Return each policy's privacy score from ``means`` and ``variances`` (:class:`PrivacyScore`) of all policies.
 
     Both are scaled to [0, 1] over the policies; equal values become 0. ``plan`` has their weights. This follows the
-    authors' ``searchalg/search_best.py``.
+    authors' code.
     """
     parts = []
     for values in (means, variances):
@@ -251,10 +245,10 @@ def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tenso
 
 
 def correlation_score(jacobian: Tensor, *, total: Total = "mean", eta: float = 1e-5) -> Tensor:
-    """Return a score that is higher the less correlated the rows are (Mellor et al. 2021; Gao et al. 2023, Eq. 14).
+    """Return a score that is higher the less correlated the rows are (Mellor et al. 2021; Gao et al. 2023).
 
-    It is minus Eq. 14, as Algorithm 1 needs. ``jacobian`` is (..., N, D) for N images of D pixels; the score (...) is
-    at most -1 (``mean``) or -N (``sum``), up to ``eta``.
+    It is minus Eq. 14 of Gao et al. ``jacobian`` (..., N, D): derivatives for N images of D pixels. ``total``: ``mean``
+    or ``sum`` over the N eigenvalues of the rows' correlations. ``eta``: small constant added to the eigenvalues.
     """
     rows = jacobian.double()
     rows = rows - rows.mean(-1, keepdim=True)
@@ -275,7 +269,8 @@ def accuracy_scores(
 ) -> list[float]:
     """Return the accuracy score S_acc (Gao et al. 2023) of each of ``policies``, higher is better.
 
-    It is the mean over pairs of an element of ``states`` and a batch of ``images``. ``total``: see :data:`Total`.
+    It is the mean over k, for values ``states[k]`` of the model and the batch ``images[k]``; ``total``: see
+    :data:`Total`.
     """
     draws = []
     for number, (state, batch) in enumerate(zip(states, images, strict=True)):
@@ -290,7 +285,7 @@ TrainingProgress = Callable[[int, int, float], None]  # (epochs done, total epoc
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """Training by SGD with momentum and three learning-rate drops; the defaults are the paper's."""
+    """Training by SGD with momentum and three learning-rate drops; the defaults are those of Gao et al. 2023."""
 
     epochs: int = 50
     lr: float = 0.1  # initial learning rate, divided by ten after 3/8, 5/8 and 7/8 of the epochs

@@ -19,7 +19,7 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """ATS policy with its privacy and accuracy scores; a score that is not finite raises ``UserError``."""
+    """Policy (sequence of image operations) with its privacy and accuracy scores; ``UserError`` for NaN or infinity."""
 
     policy: Policy
     privacy: float  # S_pri, lower is better for the client
@@ -37,7 +37,7 @@ class Scored:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Requirements on policies, and the number of policies to choose."""
+    """Requirements on policies (sequences of image operations for the ATS defense), and the number to choose."""
 
     accuracy_at_least: float | None = None  # T_acc; ``None`` keeps the ``accuracy_share`` best
     accuracy_share: float = 0.5  # share in (0, 1] of the policies with an effect
@@ -69,9 +69,9 @@ class Selection:
         return sorted(useful, key=lambda s: s.privacy)
 
     def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
-        """Return the ``keep`` most private policies that meet the requirements and share no operation.
+        """Return the ``keep`` policies of lowest privacy score that meet the requirements and share no operation.
 
-        ``untransformed``: privacy score without a policy, which theirs must be below. ``UserError`` if there are fewer.
+        ``untransformed``: score of unchanged images, which policies must be below. ``UserError`` if too few are left.
         """
         by_policy = {s.policy: s for s in self.accepted(scored, untransformed)}
         found = disjoint(list(by_policy), self.keep)
@@ -117,7 +117,7 @@ _ROUNDING = 1e-9  # rounding error of a share of images
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyAware:
-    """Bounds by which an image transformation policy is privacy-aware (Gao et al. 2023, Def. 2, Eq. 3 and 4)."""
+    """Limits within which a policy of image operations is privacy-aware (Gao et al. 2023, Def. 2, Eq. 3 and 4)."""
 
     epsilon: float  # PSNR in dB of a reconstruction to the transformed image, below which the image is hidden
     delta: float  # largest share of images that are not hidden, in [0, 1]
@@ -129,7 +129,7 @@ class PrivacyAware:
         checks.number("gamma", self.gamma, at_least=0, at_most=1, example=0.01)
 
     def holds(self, psnr: Tensor | Sequence[float], *, accuracy: float, transformed: float) -> bool:
-        """Return whether a policy meets the bounds; ``UserError`` if ``psnr`` is empty or has NaN.
+        """Return whether a policy meets these limits; ``UserError`` if ``psnr`` is empty or has NaN.
 
         ``psnr`` (N,): PSNR in dB of each reconstruction to the transformed image. ``accuracy``, ``transformed``:
         accuracy without and with the policy.
@@ -141,9 +141,8 @@ class PrivacyAware:
 def least_epsilon(psnr: Tensor | Sequence[float], *, delta: float) -> float:
     """Return the PSNR in dB that at most a share ``delta`` of reconstructions exceeds (Gao et al. 2023, Eq. 3).
 
-    A policy meets :class:`PrivacyAware` with any PSNR bound (its ``epsilon``) above it. ``psnr`` (N,): PSNR of each
-    reconstruction to the transformed image; ``UserError`` if it is empty or has NaN. The result is -inf if ``delta`` is
-    1.
+    It is the lower limit for ``epsilon``, a PSNR, in :class:`PrivacyAware`; -inf if ``delta`` is 1. ``psnr`` (N,): PSNR
+    of each reconstruction to the transformed image; ``UserError`` if it is empty or has NaN.
     """
     checks.number("delta", delta, at_least=0, at_most=1, example=0.1)
     values = _checked(psnr).sort().values

@@ -28,7 +28,7 @@ _METHODS: dict[str, Callable[[victims.VictimModel, Tensor], victims.VictimGradie
 
 
 def victim_gradients(victim_model: victims.VictimModel, inputs: Tensor, labels: Tensor) -> victims.VictimGradients:
-    """Return the fastest method that gives the right gradients for ``inputs`` and ``labels``."""
+    """Return the fastest method for victims' gradients that gives the right ones for ``inputs`` and ``labels``."""
     reference = victims.OneByOne(victim_model)
     name, reasons = _fastest(list(_METHODS), victim_model, inputs, labels, with_slope(reference, inputs, labels))
     if name in _METHODS:
@@ -62,7 +62,7 @@ def _fastest(
 
 
 def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, labels: Tensor) -> Tensors:
-    """Return gradients by name, and as ``""`` the derivative of their squared norm with respect to ``inputs``."""
+    """Return gradients by name and, under the empty name, the derivative of their squared norm by ``inputs``."""
     with victims.differentiable_twice():
         leaf = inputs.detach().requires_grad_()
         result = gradients(leaf, labels)
@@ -111,7 +111,7 @@ def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
 class Unrolled(victims.VictimGradients):
     """Computes gradients by replaying each victim's local steps: the parameters' change divided by -lr.
 
-    ``trial``: inputs (V, B, ...) to try :func:`victims.joined_loss` on, which is faster than ``vmap``.
+    ``trial``: inputs (V, B, ...) to test :func:`victims.joined_loss`; if it fails, the slower ``vmap`` is used.
     """
 
     def __init__(self, victim_model: victims.VictimModel, trial: Tensor | None = None) -> None:
@@ -162,7 +162,10 @@ class Unrolled(victims.VictimGradients):
 def step_direction(
     gradients: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """Return step ``number`` (from 1) of SGD or Adam, divided by -lr, and new ``moments``, which begin as [{}, {}]."""
+    """Return a step of SGD or Adam, as the parameters' change divided by -lr, and the optimizer's new ``moments``.
+
+    ``number``: number of the step, from 1. ``moments``: two dictionaries of running averages, [{}, {}] at first.
+    """
     first, second = moments
     if plan.optimizer != "sgd":
         first = {n: 0.1 * g + (0.9 * first[n] if first else 0) for n, g in gradients.items()}
@@ -181,7 +184,10 @@ def step_direction(
 def decaying_step(
     gradients: Tensors, parameters: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """Return the step and moments of :func:`step_direction`, including the plan's weight decay of ``parameters``."""
+    """Return :func:`step_direction`'s update and moments, including the plan's weight decay of ``parameters``.
+
+    ``number``: number of the step, from 1; ``moments``: the optimizer's running averages.
+    """
     if plan.weight_decay and plan.optimizer != "adamw":
         gradients = {name: g + plan.weight_decay * parameters[name] for name, g in gradients.items()}
     step, moments = step_direction(gradients, moments, plan, number)

@@ -25,7 +25,7 @@ from fl_privacy.types import Tensors
 
 @dataclass
 class Victims:
-    """Counter of the victims (attacked batches) that are stacked in the current forward pass."""
+    """Number of victims (attacked batches) that are stacked in the current forward pass; the caller sets ``count``."""
 
     count: int = 1
 
@@ -123,8 +123,8 @@ class _ChannelSums(torch.autograd.Function):
 def separated_copy(model: nn.Module) -> tuple[nn.Module, dict[str, str], Victims]:
     """Return a copy of ``model`` with each norm layer separated into a normalization and an :class:`Affine`.
 
-    Also return a mapping of parameter names to those in the copy, and a :class:`Victims`, whose ``count`` (of attacked
-    batches) the caller sets before each pass.
+    Also return a mapping of parameter names to those in the copy, and :class:`Victims`, whose ``count`` the caller sets
+    before each pass.
     """
     # for statistics of each victim's batch, and without vmap's wrong second derivatives
     copied, victims = copy.deepcopy(model), Victims()
@@ -178,14 +178,14 @@ def for_a_compiler() -> Iterator[None]:
 
 
 def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair, groups: int) -> bool:
-    """Return whether :func:`transposed` is faster than PyTorch's backward pass, for a number of ``images``."""
+    """Return whether :func:`transposed` is faster than PyTorch's backward pass for this number of ``images``."""
     alike = 1 < stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
     small = weight.shape[1] <= _NARROW and images >= _MANY and min(weight.shape[2:]) > 2 * stride[0]
     return alike and small and weight.device.type == "cpu"
 
 
 def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _Pair) -> bool:
-    """Return whether matrix products and ``F.fold`` are faster than a grouped convolution for V victims.
+    """Return whether matrix products and ``F.fold`` are faster than a grouped convolution for V victims' gradients.
 
     ``images`` (1, V C, H, W): the victims' images, stacked as channels. ``weight``: shape of the stacked weights.
     """
@@ -430,7 +430,7 @@ class FoldedConvolution(FrozenConv2d):
 
 @torch.no_grad()
 def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
-    """Return the names of (convolution, norm) pairs of layers that are faster if folded, for inputs (N, ...).
+    """Return the names of (convolution, norm) pairs that are faster if folded into one layer, for inputs (N, ...).
 
     Folding is wrong if anything else uses the convolution's output, which is not detected.
     """

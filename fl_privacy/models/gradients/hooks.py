@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 @dataclass(frozen=True, eq=False)
 class ModuleCall:
-    """Recorded call of a module: its first argument and its output; :func:`entering` records the argument as both."""
+    """Recorded call of a module: its first argument, and its output (for :func:`entering`, the argument again)."""
 
     name: str
     module: nn.Module
@@ -42,7 +42,10 @@ def entering(modules: Mapping[str, nn.Module]) -> Iterator[list[ModuleCall]]:
 def leaving(
     modules: Mapping[str, nn.Module], change: Callable[[nn.Module, tuple[Any, ...], Any], Tensor] | None = None
 ) -> Iterator[list[ModuleCall]]:
-    """Record calls of ``modules`` in order of returns; ``change(module, arguments, output)`` returns another output."""
+    """Yield a list of the calls of ``modules``, which grows whenever a call returns.
+
+    ``change``: function (module, arguments, output) that returns another output.
+    """
     calls: list[ModuleCall] = []
 
     def hook(

@@ -25,7 +25,7 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, eq=False)
 class LayerCall:
-    """Record of one layer's inputs and output gradients, from a pass over the batches of all V victims."""
+    """Record of a layer's inputs and output gradients, in one pass over the batches of V victims (attacked clients)."""
 
     module: nn.Module
     names: Mapping[str, str]  # name of each wanted parameter in the layer -> its name in the model
@@ -41,7 +41,7 @@ class LayerCall:
         return replace(self, inputs=self.inputs[chosen], deltas=self.deltas[chosen])
 
     def weighted_sum(self, weights: Tensor) -> "LayerCall":
-        """Return a call of one victim, whose gradient is the sum of V victims' gradients times ``weights`` (V,)."""
+        """Merge V victims' calls into one, whose gradient is the sum of theirs times ``weights`` (V,)."""
         factors = weights.to(self.deltas).view(-1, *(1 for _ in self.deltas.shape[1:]))
         inputs, deltas = self.inputs.flatten(0, 1), (factors * self.deltas).flatten(0, 1)
         return replace(self, inputs=inputs.unsqueeze(0), deltas=deltas.unsqueeze(0))
@@ -62,10 +62,10 @@ _RULES: dict[type[nn.Module], tuple[Gradients, CallFactors | None]] = {}
 def register_layer_rule(
     *types: type[nn.Module], factors: CallFactors | None = None
 ) -> Callable[[Gradients], Gradients]:
-    """Register the decorated function, which computes the gradients of layers of exactly these ``types``.
+    """Register the decorated function to compute the gradients of layers of exactly these ``types``.
 
-    ``factors``: function that returns two matrices whose product is the weight's gradient. Layers without a rule use
-    ``torch.func``.
+    It takes a :class:`LayerCall` and names of parameters, and returns gradients (V, *shape) by name. ``factors``:
+    function for :func:`weight_factors`. Layers without a rule use ``torch.func``.
     """
 
     def register(gradients: Gradients) -> Gradients:
@@ -82,7 +82,10 @@ def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
 
 
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
-    """Return the factors (V, outputs, positions), (V, inputs, positions) of V victims' weight gradients, if any."""
+    """Return two factors whose product is the gradient of a layer's weight; ``None`` if its type has none.
+
+    Their shapes are (V, outputs, P) and (V, inputs, P), for V victims and P pixels or tokens of all examples.
+    """
     _, factors = _RULES.get(type(call.module), (_by_vjp, None))
     return factors(call) if factors else None
 
@@ -150,15 +153,15 @@ class Factors:
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Return whether a layer's gradients are compared faster as products of inputs and output gradients than if formed.
+    """Return whether comparing weight gradients by their factors (layer inputs, output gradients) saves operations.
 
-    ``positions``: number of places at which the layer is applied.
+    ``positions``: number of places at which the layer is applied, such as pixels.
     """
     return 3 * positions * (outputs + inputs) < outputs * inputs
 
 
 def factorize(value: Tensor, rank: int) -> Factors | None:
-    """Return factors of V victims' ``value``; ``None`` if a matrix's rank is above ``rank``, as after pruning."""
+    """Return low-rank factors of V matrices ``value``; ``None`` if a matrix's rank is above ``rank``."""
     columns = min(rank + _SPARE, *value.shape[1:])
     probe = torch.randn(value.shape[2], columns, generator=torch.Generator().manual_seed(0)).to(value)
     # Halko, Martinsson, Tropp 2011, Alg. 4.1
@@ -179,7 +182,7 @@ class NotLayeredError(RuntimeError):
 
 
 class Layered(VictimGradients):
-    """Computes all victims' gradients in one forward and one backward pass over the stacked batches."""
+    """Computes the gradients of all victims (attacked batches) in one forward and one backward pass."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._victim_model = victim_model
@@ -213,9 +216,9 @@ class Layered(VictimGradients):
     def gradients_and_products(
         self, inputs: Tensor, labels: Tensor, factored: Collection[str], hidden: Tensor | None = None
     ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
-        """Return gradients by name; for weights in ``factored``, return their factors instead, if there are any.
+        """Return gradients by name, and the factors of those weights in ``factored`` that have factors.
 
-        The factors are those of :func:`weight_factors`; for ``hidden`` see :meth:`passed`.
+        See :func:`weight_factors` for factors, and :meth:`passed` for ``hidden``.
         """
         gradients: dict[str, Tensor] = {}
         products: dict[str, tuple[Tensor, Tensor]] = {}
@@ -265,8 +268,8 @@ class Layered(VictimGradients):
     def passed(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, list[LayerCall]]:
         """Return the sum of V victims' losses, detached, and the recorded call of each layer.
 
-        The calls are differentiable with respect to ``inputs`` (V, B, ...). ``hidden`` (V, B, F): gradient of an
-        unknown loss of the clients with respect to the inputs of the layer with the weight ``victim_model.hidden``.
+        The calls are differentiable with respect to ``inputs`` (V, B, ...). ``hidden`` (V, B, F): gradient of a second,
+        secret loss with respect to the inputs of the layer whose weight is called ``victim_model.hidden``.
         """
         count, size = inputs.shape[:2]
         create_graph = torch.is_grad_enabled()

@@ -31,7 +31,7 @@ class ConvolutionOfMany(nn.Conv2d):
 
 
 def for_many(model: nn.Module, inputs: Tensor) -> nn.Module:
-    """Return a copy of ``model`` for ``vmap`` over parameters, fast on batches like ``inputs`` (B, C, H, W)."""
+    """Return a copy of ``model`` that is fast under ``vmap`` over parameters, for ``inputs`` such as (B, C, H, W)."""
     copied = copy.deepcopy(model)
     found = {n: m for n, m in copied.named_modules() if n and type(m) is nn.Conv2d and convolution.pads_with_zeros(m)}
     with torch.no_grad(), hooks.leaving(found) as calls:
@@ -129,9 +129,10 @@ class ManyModels:
     def trained(
         self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
     ) -> "ManyModels":
-        """Return the M models after a training step on each of ``order``: indices (M, B) of examples in ``pool``.
+        """Return the M models after one training step for each entry of ``order``.
 
-        The gradient of each model is clipped to the l2 norm ``longest``.
+        An entry has the indices (M, B) in ``pool`` of each model's batch. Gradients are clipped to the l2 norm
+        ``longest``.
         """
         victims.set_mode(self.model, plan.batch_norm)
         model = for_many(self.model, pool.inputs[order[0][0]]) if order else self.model

