@@ -149,7 +149,9 @@ def honest_table(name: str, folder: Path = ROWS) -> str:
     total = [sum(found[place] for found in sums.values()) for place in range(3)]
     lines = [[name, f"{d:,}", str(n), str(a), str(b)] for name, (n, a, b, d) in sums.items()]
     lines.append(["**all**", "", *(f"**{each}**" for each in total)])
-    return markdown(["", "draws", "seeds", "called false", "bound above the claim"], lines)
+    return markdown(
+        ["mechanism", "draws of a check", "checks", "claim called false", "95 % bound above the claim"], lines
+    )
 
 
 def audits_table(name: str, folder: Path = ROWS) -> str:
