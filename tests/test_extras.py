@@ -27,7 +27,7 @@ WITHOUT = {
     "deploy": (["deploy", "out"], "cryptography"),
     "shards": ([*ATTACK, "attack.shards=2", "seed=1"], "flwr[simulation]"),
     "text": (["run", "data=sst2", "model=bert_tiny"], "tokenizers"),
-    "epsilon": (["run", "defense=dp_sgd", "privacy.epsilon=8", "model=mlp"], "dp-accounting"),
+    "epsilon": (["run", "defense=dp_sgd", "privacy.epsilon=8", "model=mlp"], "opacus"),
     "ckks": (
         ["run", "secure_aggregation=ckks", "attack=none", "federation.rounds=1", "model=mlp"],
         "tenseal",
