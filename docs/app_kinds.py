@@ -42,6 +42,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "Analytics, vertical": (
         "federated-analytics", "quickstart-pandas", "federated-kaplan-meier-fitter", "vertical-fl", "quickstart-numpy",
     ),
+    "Speech (Whisper)": ("whisper-federated-finetuning",),
 }  # fmt: skip
 """Kind of app -> folders in Flower's ``examples``."""
 
@@ -49,10 +50,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 def kinds_table(rows: Sequence[Row]) -> str:
     """Render a line for each kind, from the ``rows`` with a page."""
     pages = {str(row["example"]): row for row in rows if "headline" in row}
-    known = {name for names in KINDS.values() for name in names}
-    kinds = {**KINDS, "Others": tuple(sorted(set(pages) - known))}
-    lines = [_line(kind, [pages[name] for name in names if name in pages]) for kind, names in kinds.items()]
-    heads = ["Flower's examples", "audited", "single examples", "whole training", "sent in the clear"]
+    lines = [_line(kind, [pages.pop(name) for name in names if name in pages]) for kind, names in KINDS.items()]
+    assert not pages, f"these examples have no kind in KINDS: {sorted(pages)}"
+    heads = ["Flower's examples", "single examples reconstructed", "whole training leaks", "data sent in the clear"]
     return markdown(heads, [line for line in lines if line])
 
 
@@ -66,11 +66,14 @@ def _line(kind: str, own: Sequence[Row]) -> list[str]:
     leaking = sum(any(map(_leaks, row["survivors"])) for row in asked)
     return [
         kind,
-        str(len(own)),
-        f"reconstructed in {read} of {len(single)}" if single else "not attacked",
-        f"leaks in {leaking} of {len(asked)}" if asked else "not asked",
-        f"in {len(clear)}" if clear else "-",
+        _share(read, single, " tested"),
+        _share(leaking, asked, " tested"),
+        _share(len(clear), own),
     ]
+
+
+def _share(number: int, apps: Sequence[Row], which: str = "") -> str:
+    return f"in {number} of {len(apps)} app{'s' * (len(apps) > 1)}{which}" if apps else "not tested"
 
 
 def _leaks(one: Row) -> bool:

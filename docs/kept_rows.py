@@ -4,13 +4,17 @@ What pages and ``make results`` show of measurements comes from here alone.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 ROWS = Path(__file__).resolve().parent.parent / "experiments" / "rows"
+TABLES = Path(__file__).resolve().parent / "tables.yaml"
 NOT_RUN = "not run"
 
 Row = Mapping[str, Any]
@@ -118,11 +122,15 @@ def exact_interval(count: int, size: int) -> tuple[float, float]:
 def rows_table(name: str, folder: Path = ROWS, columns: Sequence[str] = ()) -> str:
     """Render all rows of ``name`` as tables, one for each kind of rows; "Not run." without any.
 
+    If ``tables.yaml`` has an entry ``name``, the rows are one table with its columns and words.
+
     Args:
-        name: of the folder.
-        folder: that holds it.
-        columns: to show; all if empty.
+        name: name of the folder with the rows.
+        folder: folder that holds it.
+        columns: fields to show; all if empty.
     """
+    if not columns and (told := yaml.safe_load(TABLES.read_text(encoding="utf-8")).get(name)):
+        return _told_table(read_rows(name, folder), told["columns"], told.get("words", {}))
     kinds: dict[tuple[str, str], list[Row]] = {}
     for row in read_rows(name, folder):
         kinds.setdefault((next(iter(row)), row.get("server", "")), []).append(row)
@@ -141,7 +149,9 @@ def honest_table(name: str, folder: Path = ROWS) -> str:
     total = [sum(found[place] for found in sums.values()) for place in range(3)]
     lines = [[name, f"{d:,}", str(n), str(a), str(b)] for name, (n, a, b, d) in sums.items()]
     lines.append(["**all**", "", *(f"**{each}**" for each in total)])
-    return markdown(["", "draws", "seeds", "called false", "bound above the claim"], lines)
+    return markdown(
+        ["mechanism", "draws of a check", "checks", "claim called false", "95 % bound above the claim"], lines
+    )
 
 
 def audits_table(name: str, folder: Path = ROWS) -> str:
@@ -277,6 +287,29 @@ def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 def escaped(text: str) -> str:
     """Escape text so that a cell of a Markdown table can hold it."""
     return text.replace("|", "\\|")
+
+
+def _told_table(rows: Sequence[Row], columns: Mapping[str, str], words: Mapping[Any, str]) -> str:
+    """Render rows as one table, a column for each head in ``columns``; "Not run." without rows.
+
+    Args:
+        rows: rows to show.
+        columns: head -> what its cells say, with fields and their formats in braces; a cell without a field is empty.
+        words: value -> what is shown in its place.
+    """
+
+    def shown(row: Row, field: str) -> str:
+        name, _, form = field.partition(":")
+        value = value_of(row, name)
+        known = isinstance(value, str | bool) and value in words
+        return words[value] if known else format(value, form) if form and value is not None else _told(value)
+
+    def cell(row: Row, told: str) -> str:
+        fields = {field: shown(row, field) for field in re.findall(r"{(.+?)}", told)}
+        return re.sub(r"{(.+?)}", lambda field: fields[field[1]], told) if all(fields.values()) else ""
+
+    lines = [[cell(row, told) for told in columns.values()] for row in rows]
+    return markdown(list(columns), lines) if lines else "Not run."
 
 
 def _rows_of_a_kind(rows: Sequence[Row], columns: Sequence[str]) -> str:

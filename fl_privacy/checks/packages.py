@@ -14,13 +14,14 @@ INSTALLED_BY: Mapping[str, str] = {
     "flwr": "flwr[simulation]",
     "cryptography": "cryptography",
     "ray": "flwr[simulation]",
-    "opacus": "fl-privacy[dp]",
-    "dp_accounting": "fl-privacy[dp]",
-    "tenseal": "fl-privacy[crypto]",
-    "piq": "fl-privacy[fsim]",
-    "cma": "fl-privacy[cma]",
-    "tokenizers": "fl-privacy[text]",
-    "peft": "fl-privacy[text]",
+    "opacus": "opacus",
+    "dp_accounting": "dp-accounting",
+    "tenseal": "tenseal",
+    "piq": "piq",
+    "cma": "cma",
+    "tokenizers": "tokenizers",
+    "transformers": "transformers",
+    "peft": "peft",
 }
 """Imported package -> name to install it by pip."""
 

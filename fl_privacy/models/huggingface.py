@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.checks import number, whole
+from fl_privacy.checks.packages import expect_package
 from fl_privacy.errors import UserError, reason_of
 from fl_privacy.files.foreign import expanded
 from fl_privacy.models.text_model import TextModel, last_state
@@ -102,7 +103,7 @@ def hugging_face(
         peft: settings of adapters for ``peft.get_peft_config``, or ``None``: ``peft_type`` (LORA by default), ``r``,
             ``lora_alpha``, ``target_modules`` ...
     """
-    library = _library("transformers", "model=hf needs transformers")
+    library = _library("transformers", "model=hf")
     kind = library.AutoModelForCausalLM if next_token else library.AutoModel
     place = str(expanded(name)) if expanded(name).is_dir() else name
     try:
@@ -119,7 +120,7 @@ def hugging_face(
     if vocabulary_size > tokens:
         raise UserError(f"{name} expects up to {tokens} tokens, but got {vocabulary_size}; set data.tokenizer={name}.")
     if peft is not None:
-        adapters = _library("peft", "model.peft needs the package peft")
+        adapters = _library("peft", "model.peft")
         given = {"peft_type": "LORA", "task_type": "CAUSAL_LM" if next_token else "FEATURE_EXTRACTION"} | dict(peft)
         try:
             network = adapters.get_peft_model(network, adapters.get_peft_config(given))
@@ -131,11 +132,9 @@ def hugging_face(
     return HuggingFaceText(network, num_classes=num_classes, next_token=next_token)
 
 
-def _library(name: str, needed: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(f"{needed}, but it is not installed; run `pip install 'fl-privacy[text]'`.") from error
+def _library(name: str, what: str) -> Any:
+    expect_package(name, what)
+    return importlib.import_module(name)
 
 
 def _first_position(network: nn.Module, positions: nn.Parameter) -> int:

@@ -175,7 +175,7 @@ def test_where_nothing_hides_more_than_no_transformation_it_says_so(found, tmp_p
 def test_fsim_is_asked_for_and_missing_before_anything_begins(tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "piq", None)
     assert run_command_line([*TINY, "fsim_at_least=0.5", f"out={tmp_path}"]) == 2
-    assert "pip install 'fl-privacy[fsim]'" in capfd.readouterr().err
+    assert "pip install 'piq'" in capfd.readouterr().err
     assert not any(tmp_path.iterdir())
 
 

@@ -201,6 +201,17 @@ def test_a_line_chooses_one_row(docs: Any) -> None:
         kept.choose(rows, {"a": 1})
 
 
+def test_tables_with_heads_fit_their_rows(docs: Any) -> None:
+    kept = docs("kept_rows")
+    for name, told in kept.yaml.safe_load(kept.TABLES.read_text()).items():
+        lines = [line.strip("| ").split(" | ") for line in kept.rows_table(name).replace("| |", "|  |").splitlines()]
+        assert lines[0] == list(told["columns"]) and len(lines) == 2 + len(kept.read_rows(name))
+        fields = re.findall(r"{(.+?)[:}]", " ".join(told["columns"].values()))
+        held = {field for field in fields if any(kept.value_of(row, field) is not None for row in kept.read_rows(name))}
+        assert held == set(fields), name
+    assert "| 86% of 132 |" in kept.rows_table("graph_apps")
+
+
 def test_a_share_has_an_interval(docs: Any) -> None:
     found = docs("kept_rows").measured({"read": 1.0, "images": 4}, "read", share="images")
     assert found.mean == 1 and found.low == pytest.approx(0.40, abs=0.01) and found.high == 1 and found.n == 4

@@ -273,7 +273,7 @@ def expect_faces() -> Path:
             return file
     raise UserError(
         "attack.generator=faces is expected to find the package gan-face-generate, but it is missing; run"
-        " `pip install 'fl-privacy[faces]'`, or name a file of `fl-privacy train-generator`."
+        " `pip install gan-face-generate`, or name a file of `fl-privacy train-generator`."
     )
 
 
