@@ -17,7 +17,7 @@ from fl_privacy.types import Observation, Tensors
 
 @dataclass(frozen=True, eq=False)
 class BatchStatistics:
-    """Statistics (V, C) of V guesses in a batch-norm layer, and targets: running (C,) or the victims' own (V, C)."""
+    """Mean and variance (V, C) of V guesses in a batch-norm layer, and the usual ones: (C,) or, if uploaded, (V, C)."""
 
     mean: Tensor
     variance: Tensor
@@ -27,9 +27,10 @@ class BatchStatistics:
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """Input of a prior: V victims' ``images`` (V, B, C, H, W) before the defense's transform, if one is assumed.
+    """Input of a prior: ``images`` (V, B, C, H, W) of V guesses, before a transform that the defense may have applied.
 
-    Each ``attempts`` consecutive rows are one victim's; ``batch_statistics`` computes statistics of transformed images.
+    Each ``attempts`` consecutive guesses are of one victim. ``batch_statistics``: function that returns the statistics
+    of the transformed images in each batch-norm layer.
     """
 
     images: Tensor
