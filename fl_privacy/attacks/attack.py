@@ -91,11 +91,10 @@ def in_parts(
     report: Report,
     attack: Callable[[dict[int, Observation], Report], Mapping[int, Reconstruction]],
 ) -> dict[int, Reconstruction]:
-    """Attack ``size`` victims at a time, each part with an even share of the time left; return results by victim.
+    """Attack ``size`` victims at a time, each part with an even share of the time left; return results by key.
 
-    ``victims``: observations by a number, which is also the key of results. ``name``: attack's name in progress
-    messages. ``report``: callback for the share of work done. ``attack``: function that attacks one part, with its own
-    callback.
+    ``name``: attack's name in progress messages. ``report``: callback for the share of work done. ``attack``: function
+    of a part of ``victims`` and of its own callback.
     """
     items, results = list(victims.items()), dict[int, Reconstruction]()
     for begin in counted(name, range(0, len(items), size)):

@@ -34,7 +34,7 @@ _FEW_IMAGES = 4  # images behind a deep network or vision transformer that may b
 
 @dataclass(frozen=True)
 class LayerEquations:
-    """Number of equations that a batch's update gives for the inputs of one layer."""
+    """Number of equations that a batch's update gives for the inputs of one layer, and of the unknowns."""
 
     name: str
     kind: str

@@ -28,7 +28,7 @@ class _Options(TypedDict, total=False):
 
 
 class GenerativeOptions(TypedDict, total=False):
-    """Options that presets of :class:`GradientInversion` with a generator share; ``None`` keeps the preset's value."""
+    """Options shared by the published attacks that search a generator's images; ``None`` keeps the paper's value."""
 
     iterations: int | None
     restarts: int | None
@@ -43,12 +43,11 @@ class GenerativeOptions(TypedDict, total=False):
 
 
 class GradientOptions(_Options, total=False):
-    """Options that presets of :class:`GradientInversion` (functions that build a paper's attack) share.
+    """Options shared by the published gradient inversions; ``None`` keeps the paper's value.
 
-    ``None`` keeps the paper's value. ``start`` is a name of
-    :data:`fl_privacy.attacks.gradient_inversion.settings.STARTS`. ``layers`` maps patterns of parameter names to
-    weights in the loss; 0 ignores a parameter. ``space="network"`` optimizes an untrained network that makes the images
-    (:class:`fl_privacy.attacks.gradient_inversion.generator_prior.Untrained`).
+    ``start`` is a name of :data:`fl_privacy.attacks.gradient_inversion.settings.STARTS`. ``layers`` maps patterns of
+    parameter names to weights in the loss; 0 ignores a parameter. ``space="network"`` optimizes an untrained network
+    that makes the images (:class:`fl_privacy.attacks.gradient_inversion.generator_prior.Untrained`).
     """
 
     labels: LabelPolicy
@@ -64,7 +63,7 @@ class GradientOptions(_Options, total=False):
 
 
 class FeatureOptions(_Options, total=False):
-    """Options that presets of :class:`ModelInversion` share; ``None`` keeps the preset's value."""
+    """Options of :class:`ModelInversion` for the published attack; ``None`` keeps the paper's value."""
 
     features: FeatureSource
     recover_at: str | None
@@ -99,10 +98,10 @@ def vary(published: T, options: Mapping[str, Any]) -> T:
 
 
 def takes(options: type, *, depending: Collection[str] = ()) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator that adds ``options``, a typed dictionary, to the signature of a preset as users see it.
+    """Return a decorator that adds ``options``, a typed dictionary, to the shown signature of a published attack.
 
-    A preset is a function that builds a published attack. Defaults of the options are its paper's values, or ``None``
-    for names in ``depending``, whose value depends on the preset's own parameters.
+    Their defaults are the paper's values, or ``None`` for names in ``depending``, whose value depends on the attack's
+    own parameters.
     """
 
     def named(preset: Callable[P, T]) -> Callable[P, T]:

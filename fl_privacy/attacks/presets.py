@@ -85,7 +85,7 @@ def grad_inversion(
 ) -> GradientInversion:
     """Build GradInversion (Yin et al. 2021): Adam on the L2 distance of gradients with four image priors.
 
-    The paper of the defense Refiner compares with ``lr=0.01, iterations=4000``.
+    In the paper of the defense Refiner, it runs with ``lr=0.01, iterations=4000``.
 
     Args:
         warmup: number of first iterations, in which the learning rate rises.
@@ -129,7 +129,7 @@ def ats_attack(
     total_variation: float | None = None,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Build an attack against which the paper of ATS, a defense by image transformations, tests it.
+    """Build an attack with which the authors of ATS, a defense by image transformations, tested it.
 
     It minimizes a ``distance`` of gradients by an ``optimizer`` (Gao et al. 2021, Table 4; 2023, Section 5.1):
 
@@ -230,11 +230,9 @@ def sapag(
     Args:
         optimizer: ``lbfgs`` with 500 iterations (in the paper for LeNet), or ``adamw`` with 20,000 (for ResNet-18).
         lr: learning rate; ``None``: 1 for L-BFGS, 1e-3 for AdamW.
-        form: formula of the kernel's width.
-        per: elements that one kernel compares; ``per="layer", form="literal"`` is Eq. 4, ``per="element"`` Eq. 6 and 7.
-        bandwidth: factor on the squared width; ``None``: 1 for AdamW and ``per="element"``, else 10, since L-BFGS stops
-            where the kernel is flat.
-        depth, last: see :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`.
+        bandwidth: factor on the kernel's squared width; ``None``: 1 for AdamW and ``per="element"``, else 10, since
+            L-BFGS stops where the kernel is flat.
+        form, per, depth, last: see :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`.
     """
     one_of("attack.optimizer", optimizer, ("lbfgs", "adamw"))
     one_of("attack.per", per, ("tensor", "layer", "element"))
@@ -267,7 +265,7 @@ def tableak(
     30 restarts and ``counted=False``; its softmax has temperature 1, which the authors' program cools.
 
     Args:
-        sign: treatment of the gradient in Adam: ``hard`` takes its sign.
+        sign: use of the gradient in Adam: ``hard`` takes its sign, ``soft`` a tanh, ``none`` the gradient itself.
         counted: ``True``, beyond the paper, infers how often each category occurs, leaves out absent ones and starts
             from these shares; a third of the paper's iterations then reconstructs more.
         pooled: ``True`` returns the median of the attempts, ``False`` the best one.

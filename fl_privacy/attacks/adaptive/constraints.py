@@ -85,8 +85,8 @@ def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:
     """Return bounds on the true values of elements that a client dropped; both bounds of others are the observed value.
 
     A dropped element lies between plus and minus the smallest magnitude that was kept, or anywhere if the client does
-    not keep the largest. ``effect``: the client's sparsification. If noise hides which were dropped, none are assumed
-    to be.
+    not keep the largest. ``effect``: the client's sparsification. If noise hides it, all bounds are the observed
+    values.
     """
     bounds = {}
     for layers in [[name] for name in update] if effect.scope == "layer" else [list(update)]:
@@ -113,10 +113,9 @@ def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
-    """Return two magnitudes for elements that a client dropped: the largest observed one, and a bound on the true ones.
+    """Return two magnitudes of dropped elements of ``values`` (n,): the largest observed, and a bound on the true ones.
 
-    ``values`` (n,): all observed elements. (-1, 0) if noise is too large to distinguish dropped elements from kept
-    ones.
+    (-1, 0) if noise is too large to distinguish dropped elements from kept ones.
     """
     sizes = values.abs()
     dropped = int((effect.dropped or 0.0) * len(sizes) + 1e-6)
@@ -155,8 +154,8 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
 def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_std: float) -> Bounds:
     """Return bounds on the gradient of ``weight`` for the defense Soteria: infinite in columns that it zeroed.
 
-    Both bounds of other elements are the observed value, and so are those of zeroed columns if noise hides them.
-    ``dropped``: share of zeroed columns, those of least norm; ``None``: all that are zero.
+    Both bounds of other elements are the observed value, as all are if noise hides the zeroed columns. ``dropped``:
+    share of zeroed columns, those of least norm; ``None``: all that are zero.
     """
     if weight not in update:
         return {}
@@ -286,7 +285,7 @@ class HiddenGradient:
 
 @dataclass(frozen=True)
 class Unknowns:
-    """Number of variables that stand for a :class:`HiddenGradient` in a search, and the gradient's unit."""
+    """Number of variables that stand for a :class:`HiddenGradient`, and the gradient for a variable of 1."""
 
     features: int  # number of variables for each example and round
     unit: float  # gradient that a variable of 1 stands for

@@ -33,7 +33,7 @@ Found = Mapping[int, Reconstruction]  # a stage's reconstructions by position; `
 
 @dataclass
 class StageState:
-    """State of ``attack=auto`` for one group: the updates left to attack, and results by the updates' positions."""
+    """State of ``attack=auto`` for one group: the updates left to attack, and results by index in the attacked list."""
 
     group: Group
     seed: int
@@ -305,7 +305,7 @@ class AutoAttack:
 
     Attributes:
         budget: work for a victim. ``quick``, ``standard`` and ``thorough`` are reproducible numbers of evaluations. A
-            number is seconds, which all victims share; results are then not reproducible.
+            number is seconds, pooled over all victims; results are then not reproducible.
         evaluations: evaluations of loss and gradient for each victim; replaces ``budget``. A run limited by seconds
             logs the number that repeats it. Images then differ only if the time limit stopped the search for exact
             solutions, or that took more than ``evaluations / 12`` rounds.

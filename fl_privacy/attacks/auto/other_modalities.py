@@ -36,7 +36,7 @@ ORDERED = settings.Rearranging(tries=100, last=6)
 
 @dataclass(frozen=True, kw_only=True)
 class _Members:
-    """Base of ``attack=auto`` for texts and for table rows, which runs several attacks and keeps the best results."""
+    """Base of ``attack=auto`` for texts and table rows."""
 
     evaluations: int | None  # evaluations of the loss for each victim; ``None``: as many as there is time for
     device: str | None = None
@@ -49,7 +49,7 @@ class _Members:
 class TextMembers(_Members):
     """Attack on texts that runs several attacks and keeps the result whose gradient is nearest to the update.
 
-    These are DAGER, which is exact, bag of words, gradient descents and a search for the word order. For defended
+    The attacks are DAGER (exact), bag of words, gradient descents and a search for the word order. For defended
     updates, a search for the likeliest text under the noise follows, which also starts from that result. If the update
     of a single text is mostly noise, descents run only if this search fails.
     """

@@ -101,10 +101,7 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return the fall in log mismatch that overfitting explains: 2 pixels / elements of a tensor (Akaike 1974).
-
-    This tensor is the one with the most elements.
-    """
+    """Return the fall in log mismatch that overfitting explains: 2 pixels / a tensor's elements (Akaike 1974)."""
     return 2 * problem.pixels / max(target.size for target in problem.rounds[-1].targets.values())
 
 

@@ -67,7 +67,7 @@ def most_attempts(evaluations: int) -> int:
 
 
 def affordable(evaluations: float, extra: int) -> int:
-    """Return the largest budget for which :func:`rungs`, with ``extra`` more attempts, sum up to ``evaluations``."""
+    """Return the largest budget for which :func:`rungs`, with ``extra`` more attempts, need at most ``evaluations``."""
     number = max(LEAST, int(evaluations))
     while number > LEAST:
         planned = rungs(number, most_attempts(number) + extra)

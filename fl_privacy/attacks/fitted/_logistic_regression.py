@@ -36,7 +36,7 @@ class LogisticOptimum:
 
 
 def weighted_sums(optimum: LogisticOptimum) -> np.ndarray:
-    """Return each class's sum (K, F) of the client's rows, weighted by label minus probability: weights / C."""
+    """Return each class's sum (K, F) of the client's rows, weighted by label minus probability (weights / C)."""
     return np.asarray(optimum.weights / optimum.inverse_penalty)
 
 

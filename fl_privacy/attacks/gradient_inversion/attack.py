@@ -60,7 +60,7 @@ def minimize_in_stages(
     """Minimize the loss of ``problem`` for V victims from ``variables`` (V, N), in each stage of the image source.
 
     Each stage optimizes other variables, such as a generator's latents, then its features. A victim's result is that of
-    the stage with the least loss, without the source's penalty. ``filmed``: indices of victims whose guesses are
+    the stage with the least loss, not counting the source's penalty. ``filmed``: indices of victims whose guesses are
     recorded.
     """
     settings, moves, source = prepared.settings, prepared.moves, prepared.settings.source
@@ -160,8 +160,7 @@ class GradientInversion(GroupAttack, Settings):
     """Attack that minimizes ``objective(gradient(guess), observed) + priors(guess)`` over each victim's guess.
 
     Victims that share model, sent values, local training plan and shapes are computed in one batch, which changes the
-    rounding of results; ``most_victims=1`` avoids that. The same call with as many CPU threads gives the same bits. A
-    victim's random numbers come from ``derive_generator(seed, "attack", observation.id, restart)``.
+    rounding of results; ``most_victims=1`` avoids that. The same call with as many CPU threads gives the same bits.
     """
 
     def __post_init__(self) -> None:

@@ -76,7 +76,6 @@ def smoothing_of(
 
 
 def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return two weights (V,) for V victims, see :data:`Smoothing`, given each update's ratio of noise to gradient."""
     # The best weight grows with the noise (Rudin, Osher and Fatemi 1992), measured by its effect on random images.
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")

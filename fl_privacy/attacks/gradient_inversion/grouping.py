@@ -77,7 +77,7 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
     """Find the image that ``mixtures`` of one example have in common, and its label, by expectation maximization.
 
     A mixture is a weighted sum of images, (1, C, H, W) in [0, 1], with labels (1,) or (1, K); some of its pixels may be
-    negated. Each step estimates which pixels were negated, and then the image under a prior of public images.
+    negated. Public images give a prior.
     """
     known, effect = observation.knowledge, mixing(observation.knowledge.defense)
     assert known.public_images is not None and effect is not None
@@ -93,13 +93,12 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
     seen = torch.stack([batch.inputs[0].flatten() for batch in mixtures]).to(prior.means)
     others = labeled * shares.clone()
     others[:, label] = 0
-    image = _solved(seen, own, others, prior, label)
+    image = _estimated_image(seen, own, others, prior, label)
     shape = mixtures[0].inputs.shape
     return Batch(image.clamp(0, 1).view(shape).to(mixtures[0].inputs), label[None].to(mixtures[0].inputs.device))
 
 
-def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label: Tensor) -> Tensor:
-    """Estimate the image (N,) in all mixtures ``seen`` (U, N), from values that :func:`common_image` prepares."""
+def _estimated_image(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label: Tensor) -> Tensor:
     rest = (1 - own - others.sum(1)).clamp_min(0)
     expected_others = others @ prior.of(torch.arange(others.shape[1]))[0] + rest[:, None] * prior.means.mean(0)
     means, which = prior.of(label)
@@ -165,7 +164,7 @@ def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
 
 @dataclass(eq=False)
 class Group:
-    """Victims that can be attacked in one batched computation: same model, sent values, plan, shapes and tensors."""
+    """Victims for one batched computation: same model, sent values, training plan, shapes and tensors."""
 
     observations: dict[int, Observation] = field(default_factory=dict)  # last updates, by index in the caller's list
     earlier: list["Group"] = field(default_factory=list)  # the same victims' updates of earlier rounds

@@ -98,7 +98,6 @@ def _loss_of_one(single: SingleExample, fits: float) -> tuple[Loss, str]:
 def _loss_of_batch(
     observation: Observation, layer: tuple[str, str | None], gradient: Tensors, fits: float
 ) -> tuple[Loss, str]:
-    """Infer a batch's loss from its output layer's ``gradient``; return the same as :func:`found_loss`."""
     weight = gradient[layer[0]]
     bias = gradient.get(layer[1] or "")
     columns = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
@@ -156,10 +155,10 @@ _LEAST_KNOWN = 2  # known values of a row, or of a column, that suffice to find 
 
 
 def without_adam(observation: Observation) -> Observation:
-    """Replace one step of Adam by the gradient behind it; other observations are unchanged.
+    """Replace one step of Adam by the gradient that it was computed from; other observations are unchanged.
 
-    Single precision determines magnitudes below 1e-3, and those below 1e-4 to a few percent. Larger ones follow for a
-    single example, whose gradient of a linear layer is a product of two vectors.
+    In single precision, only magnitudes below 1e-3 can be recovered, those below 1e-4 to a few percent. Larger ones
+    follow for a single example, whose gradient of a linear layer is a product of two vectors.
 
     If a step is longer than Adam's, or the longest is less than half of it, the observation only gets a note.
     """
@@ -208,7 +207,10 @@ def _size(quotient: Tensor) -> Tensor:
 
 
 def _narrow_bounds(sizes: dict[str, tuple[Tensor, Tensor, Tensor]], name: str) -> None:
-    """Narrow, in place, the bounds on the gradient of weight ``name``, a product of two vectors for one example."""
+    """Narrow, in place, the bounds on the gradient of weight ``name``, a product of two vectors for one example.
+
+    ``sizes``: least and largest absolute value, and sign, by parameter.
+    """
     bias, shape = name.removesuffix("weight") + "bias", sizes[name][0].shape
     names = [name, bias] if bias in sizes and sizes[bias][0].shape == shape[:1] else [name]
     low, high, sign = (torch.cat([sizes[n][k].reshape(shape[0], -1) for n in names], 1) for k in range(3))
@@ -284,7 +286,7 @@ _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = 
 
 @dataclass(frozen=True, eq=False)
 class Disclosed:
-    """An observation with what was inferred about its client: the loss entered, no random layers, inputs in [0, 1].
+    """An observation changed by what was inferred about its client: loss given, no random layers, inputs in [0, 1].
 
     ``wrong``: reason why it can't be attacked, else ``None``.
     """
@@ -310,7 +312,7 @@ def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
 
 
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
-    """Return ``found`` in the value range of ``observation``, with notes on what was inferred for ``attacked``."""
+    """Return ``found`` with inputs in the range of ``observation``, and with the notes of its ``attacked`` form."""
     assumed = {WHOLE_LABELS, SOFT_LABELS} if found.certainty is not Certainty.APPROXIMATE else set[str]()
     notes = tuple(dict.fromkeys(n for n in (*attacked.observation.notes, *found.notes) if n not in assumed))
     low, high = observation.input_range

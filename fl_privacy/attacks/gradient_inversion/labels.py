@@ -25,7 +25,7 @@ _TRIALS = 32  # noise images that stand in for a batch whose labels are counted,
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """A network's ``outputs`` (B, K), as a differentiable function of its last linear layer's, ``leaf`` (B, K)."""
+    """A network's ``outputs`` (B, K), as a differentiable function of ``leaf`` (B, K), its last linear layer's."""
 
     leaf: Tensor
     outputs: Tensor
@@ -240,7 +240,7 @@ def choose_labels(
     if single:
         gradient = {name: torch.cat([-g, g]) for name, g in gradient.items()}
     if not is_plain(loss):
-        return _labels_of(observation, model, layer, gradient, policy)
+        return _labels_under_other_loss(observation, model, layer, gradient, policy)
     if observation.upload.num_examples == 1:  # needs no guessed input
         found = single_label(gradient, layer)
     else:
@@ -282,10 +282,9 @@ def logit_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
     return output_layer(model, 1) if num_classes == 2 and last is not None and last.out_features == 1 else None
 
 
-def _labels_of(
+def _labels_under_other_loss(
     observation: Observation, model: nn.Module, layer: OutputLayer, gradient: Tensors, policy: LabelPolicy
 ) -> tuple[Tensor | None, str]:
-    """Infer labels if the loss is not plain cross entropy; return the same as :func:`choose_labels`."""
     loss, size, shape = observation.loss or CROSS_ENTROPY, observation.upload.num_examples, observation.input_shape
     evidence = _evidence(gradient, layer)
     if evidence is not None and size == 1:

@@ -323,7 +323,10 @@ class _Compare(torch.autograd.Function):
 def _add_distances(
     loss: Tensor, deltas: Tensor, inputs: Tensor, observed: Tensor, weights: tuple[float, float], *, wanted: bool
 ) -> list[Tensor]:
-    """Add distances of ``deltas``^T ``inputs`` from ``observed`` to ``loss``; return slopes by both if ``wanted``."""
+    """Add to ``loss`` (V,) weighted distances of ``deltas``^T ``inputs`` from ``observed``.
+
+    ``weights``: of the squared and the absolute distance. ``wanted``: return the gradients of both factors.
+    """
     squared, absolute = weights
     shape = (deltas.shape[2], inputs.shape[2])
     size = len(deltas) if deltas.is_cuda else max(1, _IN_CACHE // (shape[0] * shape[1]))

@@ -190,7 +190,7 @@ def filmed_rows(observations: Iterable[Observation]) -> list[int]:
 
 @torch.no_grad()
 def films_of(problem: Minimizable, minimum: Minimum) -> dict[int, tuple[Snapshot, ...]]:
-    """Return the recorded guesses of each filmed victim in order of iterations, the final one last."""
+    """Return each recorded victim's guesses in the order of iterations, the final one last."""
     films = {}
     for row, snapshots in minimum.snapshots.items():
         number = minimum.history[:, row].isfinite().cumsum(0)

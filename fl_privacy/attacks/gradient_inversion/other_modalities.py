@@ -97,7 +97,7 @@ def _slopes_of_random_rows(observation: Observation, schema: Schema, path: str) 
 def _posterior(sums: Tensor, slopes: Tensor, schema: Schema, counts: Sequence[float]) -> Tensor:
     """Estimate the encoded mean row (K, F) of each of K classes: shares of categories, and means of numbers.
 
-    ``sums`` (M, F): for each input column, the gradient at the layer's M outputs, summed over rows; it is taken for
+    ``sums`` (M, F): for each input column, the gradient at the layer's M outputs, summed over rows; assumed to be
     Gaussian. ``slopes`` (K, N, M): such gradients of N random rows of each class. ``counts`` (K,): rows of each class.
     """
     classes, size, usual = len(slopes), sum(counts), schema.usual.double()

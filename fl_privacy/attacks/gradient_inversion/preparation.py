@@ -191,7 +191,7 @@ def circumstances_of(
     pixels: bool,
     learnable: Sequence[str],
 ) -> AttackSetting:
-    """Return the :class:`AttackSetting` of a group that holds ``first``; the other arguments are its fields."""
+    """Return the :class:`AttackSetting` of a group of updates like ``first``; the other arguments are its fields."""
     layer = output_layer(first.model, first.num_classes)
     return AttackSetting(
         head=layer[0] if layer else None,
@@ -296,7 +296,7 @@ class Prepared:
 
     @cached_property
     def _smoothings(self) -> dict[int, tuple[float, float]]:
-        """Return each victim's pair of weights (:data:`Smoothing`), by position; {} if noise is not measured."""
+        """Return each victim's two total variation weights (:data:`Smoothing`); empty if noise is not measured."""
         first = self.rounds[0]
         if not first.known.noisy or first.unknowns or self.settings.source is not None:
             return {}

@@ -115,7 +115,7 @@ class BatchNormStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConsistency:
-    """Distance of images from their mean over all attempts at a victim, held constant (Yin et al. 2021, R_group)."""
+    """Distance of images from their mean over all attempts at a victim, a constant (Yin et al. 2021, R_group)."""
 
     weight: float = 1e-2
 
@@ -131,7 +131,7 @@ def _length(vectors: Tensor) -> Tensor:
 def batch_statistics(model: nn.Module, images: Tensor, own: Tensors = MappingProxyType({})) -> list[BatchStatistics]:
     """Return the statistics in each batch-norm layer of ``model`` for images (V, B, C, H, W) of V victims.
 
-    ``own``: buffer -> statistics (V, C) of the victims' batches, by which layers then normalize, as in training mode.
+    ``own``: statistics (V, C) of the victims' batches, by buffer name; if given, layers normalize by them.
     """
     layers, blocks = _normalizing(model), list(images) if own else [images.flatten(0, 1)]
     calls = list[ModuleCall]()

@@ -51,9 +51,9 @@ class RoundUpdates:
     ) -> dict[str, LayerStatistics]:
         """Return statistics, by tensor, that compare gradients for ``images`` (V, B, C, H, W) with V uploaded ones.
 
-        ``images``: as the model sees them. ``labels``: (V, B) or (V, B, K). ``hidden``: gradient (V, B, F), with
-        respect to F features, of a loss that only the client knows; requires :class:`Layered`. ``by_layer=False`` joins
-        small tensors under the first one's name.
+        ``images``: as the model sees them. ``labels``: (V, B) or (V, B, K). ``hidden``: gradient (V, B, F) at the
+        features of a loss that only the client knows; requires :class:`Layered`. ``by_layer=False`` joins small tensors
+        under the first one's name.
         """
         joined = None if by_layer else self.small
         if not self.factors:
@@ -178,7 +178,7 @@ class Problem:
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def blank_loss(self) -> Tensor:
-        """Return the objective (V,) of gray images, at most ``_LARGE`` times ``zero_loss``: the unit of smoothness."""
+        """Return gray images' objective (V,), at most ``_LARGE`` times ``zero_loss``, a unit for smoothness weights."""
         zero, known = self.zero_loss(), self.constraints
         images = zero.new_full((len(zero), *self.shape), 0.5)
         labels = self.labels

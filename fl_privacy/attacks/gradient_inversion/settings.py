@@ -197,9 +197,7 @@ class ImageSource(Protocol):
     def size(self, shape: Shape) -> int:
         return int(torch.Size(shape).numel())
 
-    def start(self, context: VictimContext) -> Tensor:
-        """Draw one victim's first variables (n,), which the attack optimizes."""
-        ...
+    def start(self, context: VictimContext) -> Tensor: ...
 
     def held(self, context: VictimContext) -> Tensor:
         """Draw one victim's values (m,) that stay fixed in the search, such as a network's noise input; m may be 0."""
@@ -219,7 +217,7 @@ class ImageSource(Protocol):
     def following(
         self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape
     ) -> "tuple[ImageSource, Tensor, Tensor] | None":
-        """Return source, start (V, n) and fixed values (V, m) of the stage after this result; ``None`` if none is."""
+        """Return the stage after this result: its source, start (V, n) and fixed values (V, m); ``None`` at the end."""
         return None
 
     @property
@@ -259,7 +257,8 @@ class Rearranging:
 
     Each move compares ``tries`` orders of the decoded words: two words exchanged, a word or sequence moved, or a
     beginning put to the end. The best minimizes the mismatch of gradients plus ``prior`` times the mean negative log
-    likelihood under a language model of public texts, scaled by the orders' median excess over the least mismatch.
+    likelihood under a language model of public texts. The latter is multiplied by the orders' median excess over the
+    least mismatch.
     """
 
     every: int = 75  # iterations between moves

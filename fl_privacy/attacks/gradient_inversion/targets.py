@@ -15,7 +15,7 @@ class NotAttackableError(Exception):
 
 
 def why_not_attackable(observation: Observation, *, informative: bool = True) -> str | None:
-    """Return why ``observation`` can't be attacked, or ``None``; ``informative`` refuses zero and constant updates."""
+    """Return why ``observation`` can't be attacked, or ``None``; ``informative`` refuses zero or constant updates."""
     wrong = _wrong_model(observation) or _wrong_tensors(observation)
     return wrong or (_nothing_to_learn(observation) if informative else None) or _wrong_knowledge(observation)
 

@@ -211,7 +211,8 @@ class Loki(ServerAttack):
     """Gives each client's images separate columns of one large layer, using a convolution (LOKI, Zhao et al. 2024).
 
     Each row responds to one range (bin) of brightness, so that local steps on other images do not change it. Columns
-    stay separate in the sum over clients. Brightness is known only to lie in the bin, but exactly for 8-bit images.
+    stay separate in the sum over clients. An image's brightness is known only to lie in its bin, but exactly for 8-bit
+    images.
 
     Attributes:
         bins: number of rows; the paper takes four for each of a client's images.
