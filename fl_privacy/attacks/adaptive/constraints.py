@@ -202,7 +202,7 @@ Transform = Callable[[Tensor], Tensor]  # (N, C, H, W) -> the same, differentiab
 
 @dataclass(frozen=True, eq=False)
 class AssumedTransform:
-    """Callable that transforms each guessed image by one of ``transforms``; ``chosen`` (V, B): its index, by image."""
+    """Callable that transforms each guessed image by one of ``transforms``; ``chosen`` (V, B): index for each."""
 
     transforms: Sequence[Transform]
     chosen: Tensor
@@ -220,7 +220,7 @@ class AssumedTransform:
 def choose_transforms(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
     """Choose one of ``number`` transforms for each image of a batch of ``size``; return the indices (B,).
 
-    A single image gets transform ``restart`` (number of the attempt) modulo ``number``; several draw theirs at random.
+    A single image gets transform ``restart`` (number of the attempt) modulo ``number``; several images get random ones.
     """
     return torch.tensor([restart % number]) if size == 1 else torch.randint(number, (size,), generator=generator)
 

@@ -101,7 +101,10 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return the fall in log mismatch that overfitting explains: 2 pixels / a tensor's elements (Akaike 1974)."""
+    """Return the fall in log mismatch that overfitting explains: 2 pixels / elements (Akaike 1974).
+
+    The elements are those of the largest tensor.
+    """
     return 2 * problem.pixels / max(target.size for target in problem.rounds[-1].targets.values())
 
 
@@ -217,7 +220,7 @@ class Race:
     """Successive halving of gradient descents: in each round, only the best attempts at each victim go on.
 
     ``entered``: attempts at each victim. ``features``: exact inputs of a hidden layer, by the victim's position; if
-    given, one more attempt also compares these. ``NotAttackableError`` if no attack can handle the group.
+    given, one more attempt also matches them. ``NotAttackableError`` if no attack can handle the group.
     """
 
     def __init__(

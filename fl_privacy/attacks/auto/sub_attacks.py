@@ -52,7 +52,7 @@ _PILOTED = 0.1  # share of the time left that the next measurement may take
 class Rung:
     """Round of successive halving, in which each attempt gets ``evaluations`` of the loss.
 
-    They are split into ``stages``; from one to the next, total variation gets less weight.
+    The evaluations are split into ``stages``; from one to the next, total variation gets less weight.
     """
 
     attempts: int  # number of attempts
@@ -67,7 +67,7 @@ def most_attempts(evaluations: int) -> int:
 
 
 def affordable(evaluations: float, extra: int) -> int:
-    """Return the largest budget for which :func:`rungs`, with ``extra`` more attempts, need at most ``evaluations``."""
+    """Return the most evaluations whose :func:`rungs`, with ``extra`` more attempts, cost at most ``evaluations``."""
     number = max(LEAST, int(evaluations))
     while number > LEAST:
         planned = rungs(number, most_attempts(number) + extra)

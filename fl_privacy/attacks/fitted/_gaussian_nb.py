@@ -15,7 +15,7 @@ MOST_UNCOUNTED = 1_000_000  # largest number of rows of a class without counts
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Moments:
-    """Moments of K classes and F features, such as those of a fitted GaussianNB."""
+    """Means, variances and, if sent, counts of K classes and F features, as in a fitted GaussianNB."""
 
     means: np.ndarray  # (K, F), ``theta_``
     variances: np.ndarray  # (K, F), ``var_``: variances plus ``smoothing``
@@ -82,7 +82,7 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
 def rows_alone(moments: Moments) -> tuple[tuple[int, np.ndarray], ...]:
     """Return (class, row) for each class with a single row; the row is the class's mean.
 
-    If counts are unknown, a class is taken for one with a single row if its variance is only the smoothing or nearly 0.
+    If counts are unknown, a class counts as one if its variance is only the smoothing or nearly 0.
     """
     if moments.counts is not None:
         alone = moments.counts == 1

@@ -148,7 +148,8 @@ def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: 
 class CompiledEvaluation(FasterEvaluation):
     """Evaluator that compiles ``Problem.evaluate`` for the shapes of the first call.
 
-    If compiling fails or changes numbers, it warns and evaluates uncompiled, or raises ``UserError`` if ``demanded``.
+    If compiling changes numbers or fails, it warns and evaluates uncompiled; if ``demanded``, a failure is a
+    ``UserError``.
     """
 
     def __init__(self, *, demanded: bool) -> None:

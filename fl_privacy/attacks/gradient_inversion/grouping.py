@@ -164,7 +164,7 @@ def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
 
 @dataclass(eq=False)
 class Group:
-    """Victims for one batched computation: same model, sent values, training plan, shapes and tensors."""
+    """Victims that one batched computation attacks: same model, sent values, training plan, shapes and tensors."""
 
     observations: dict[int, Observation] = field(default_factory=dict)  # last updates, by index in the caller's list
     earlier: list["Group"] = field(default_factory=list)  # the same victims' updates of earlier rounds

@@ -61,7 +61,7 @@ def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
 
 
 def _target_rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
-    """Find label rows (B, K) for which the loss's gradient at the logits is ``slopes``; for classes, each sums to 1."""
+    """Find label rows (B, K) for which the loss's gradient at the logits is ``slopes``; rows for classes sum to 1."""
     size, number = slopes.shape
     zeros = slopes.new_zeros(size, number)
     base = head.slopes(loss, zeros)

@@ -69,7 +69,7 @@ def _squared_length(values: Tensor) -> Tensor:
 
 
 class AbsoluteDifferences(torch.autograd.Function):
-    """Function for V images' mean absolute difference of horizontal neighbors plus that of vertical ones, (V,)."""
+    """Function for the mean absolute difference of horizontal plus that of vertical neighbors in V images, (V,)."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor) -> Tensor:

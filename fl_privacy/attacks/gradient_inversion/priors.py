@@ -159,7 +159,7 @@ def _normalizing(model: nn.Module) -> dict[str, nn.Module]:
 
 @torch.no_grad()
 def uploaded_statistics(observation: Observation) -> Tensors:
-    """Return the batch's mean and variance (C,) by buffer name, from running statistics sent and uploaded.
+    """Infer the batch's mean and variance (C,), by buffer name, from the running statistics sent and uploaded.
 
     The result is empty unless the client took one step in training mode, without a known defense. See :func:`of_batch`.
     """
@@ -179,7 +179,7 @@ def uploaded_statistics(observation: Observation) -> Tensors:
 
 
 def of_batch(observation: Observation, layer: str, values: int) -> Tensors:
-    """Return a batch's mean and variance (C,) at ``layer``, by buffer name, from running statistics sent and uploaded.
+    """Infer a batch's mean and variance (C,) at ``layer``, by buffer name, from running statistics sent and uploaded.
 
     ``values``: number of the batch's elements for each channel of ``layer``. The result is empty if the layer's
     momentum is too small, or statistics are missing, not finite or of another shape.

@@ -190,8 +190,8 @@ Shape = Sequence[int]  # (B, C, H, W) of one victim's images
 class ImageSource(Protocol):
     """Map from optimized variables (V, n) and fixed values (V, m) to V victims' images.
 
-    Sources of several stages optimize one set of variables after another. First values are drawn on the CPU from each
-    victim's own random stream.
+    A source with several stages optimizes one set of variables after another. Start and fixed values are drawn on the
+    CPU from each victim's own random stream.
     """
 
     def size(self, shape: Shape) -> int:
@@ -245,7 +245,7 @@ TokenReading = Literal["nearest", "pseudo_inverse"]
 
 
 def expect_choices(settings: Any) -> None:
-    """Raise ``UserError`` if a field of the dataclass ``settings`` is not among its literal type's values."""
+    """Raise ``UserError`` if a field of the dataclass ``settings`` is not among the values of its ``Literal`` type."""
     for each in fields(settings):
         if get_origin(each.type) is Literal:
             one_of(f"attack.{each.name}", getattr(settings, each.name), get_args(each.type))

@@ -169,7 +169,7 @@ class _Between:
         return True
 
     def angles(self, images: Tensor, between: Tensor) -> Tensor:
-        """Return 1 - cosine (V,) of updates and negative gradients at the models for shares ``between`` (V,)."""
+        """Return 1 - cosine (V,) of updates and negative gradients at ``sent`` + ``between`` (V,) * ``changes``."""
         at = {name: sent + between.view(-1, *[1] * sent.dim()) * self.changes[name] for name, sent in self.sent.items()}
         gradients = self._gradients(at, images)
         dot = squared = observed = images.new_zeros(len(images))

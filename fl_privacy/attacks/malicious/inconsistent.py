@@ -51,7 +51,7 @@ class Inconsistent(ServerAttack):
     def dead(self, model: nn.Module, state: ModelState) -> ModelState:
         """Return a copy of ``state`` in which the layer before the last ReLU gives only negative outputs.
 
-        ``UserError`` if there is no ReLU behind a layer, or that layer has no bias.
+        ``UserError`` if no ReLU follows a layer, or that layer has no bias.
         """
         expect_whole(model, state, "Inconsistent models")
         images = self.public[:2].to(next(iter(state.parameters.values())))
