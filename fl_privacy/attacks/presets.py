@@ -137,9 +137,9 @@ def ats_attack(
       clamped; SGD with learning rate 0.01 and Nesterov momentum.
     - ``lbfgs``, ``variant="paper"``: "the same setting" as DLG: learning rate 1, neither total variation nor clamping,
       300 iterations, the best of 16 restarts.
-    - ``lbfgs``, ``variant="code"``: learning rate 1e-4 on normalized images, which hardly leaves its start. L2 has
-      total variation 1e-3, 50 iterations, 2 restarts; other distances have signed gradients, clamping, total variation
-      1e-4, 300 iterations, 16 restarts.
+    - ``lbfgs``, ``variant="code"``, ``l2``: learning rate 1e-4 on normalized images, which hardly leaves its start,
+      total variation 1e-3, 50 iterations, 2 restarts.
+    - the same with other distances: signed, clamped, total variation 1e-4, 300 iterations, 16 restarts.
 
     ``total_variation`` is a weight for images normalized by mean 0.5 and standard deviation 0.25; ``None`` takes the
     variant's. Other optimizers, distances or variants raise ``UserError``.

@@ -154,8 +154,8 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
 def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_std: float) -> Bounds:
     """Return bounds on the gradient of ``weight`` for the defense Soteria: infinite in columns that it zeroed.
 
-    Both bounds of other elements are the observed value, as all are if noise hides the zeroed columns. ``dropped``:
-    share of zeroed columns, those of least norm; ``None``: all that are zero.
+    Other bounds are the observed values; if noise hides the zeroed columns, all are. ``dropped``: share of zeroed
+    columns, those of least norm; ``None``: all that are zero.
     """
     if weight not in update:
         return {}

@@ -157,8 +157,8 @@ _LEAST_KNOWN = 2  # known values of a row, or of a column, that suffice to find 
 def without_adam(observation: Observation) -> Observation:
     """Replace one step of Adam by the gradient that it was computed from; other observations are unchanged.
 
-    In single precision, only magnitudes below 1e-3 can be recovered, those below 1e-4 to a few percent. Larger ones
-    follow for a single example, whose gradient of a linear layer is a product of two vectors.
+    In single precision, only magnitudes below 1e-3 can be recovered, those below 1e-4 to a few percent. Larger ones are
+    found for a single example, whose gradient of a linear layer is a product of two vectors.
 
     If a step is longer than Adam's, or the longest is less than half of it, the observation only gets a note.
     """
