@@ -122,7 +122,7 @@ class Fishing(ServerAttack):
         return found[0], found[1]
 
     def _with_threshold(self, model: nn.Module, state: ModelState, threshold: float) -> ModelState:
-        """Return values of the model that add the gradients of examples above ``threshold``; infinity adds none."""
+        """Return model values that also give gradients to examples with features above ``threshold``."""
         expect_whole(model, state, "Fishing")
         weight, bias = self._layer(model, state)
         direction = self._direction(state, weight)
