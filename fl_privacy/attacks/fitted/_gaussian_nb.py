@@ -58,7 +58,7 @@ class RowsBetween:
 
 
 def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
-    """Return the rows that came or went between two rounds of one client, for each class that changed.
+    """Return the rows that were added or removed between two rounds of one client, for each class that changed.
 
     Without counts, only changes by one row are found. ``UserError`` if the rounds differ in classes or features.
     """

@@ -312,7 +312,7 @@ def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
 
 
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
-    """Return ``found`` with inputs in the range of ``observation``, and with the notes of its ``attacked`` form."""
+    """Return ``found`` with inputs in the range of ``observation``, and with notes on changes in ``attacked``."""
     assumed = {WHOLE_LABELS, SOFT_LABELS} if found.certainty is not Certainty.APPROXIMATE else set[str]()
     notes = tuple(dict.fromkeys(n for n in (*attacked.observation.notes, *found.notes) if n not in assumed))
     low, high = observation.input_range

@@ -127,7 +127,7 @@ def _best_addition(each: Tensor, labels: Sequence[int], evidence: Tensor) -> int
 
 
 def _mean_slopes(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer) -> Tensor:
-    """Return (K, K): in row k, the loss's mean gradient at the logits of noise images with label k, up to a factor."""
+    """Return, for each label (row), the loss's mean gradient (K, K) at noise images' logits, up to a factor."""
     like = next(model.parameters())
     noise = torch.rand((2 * _TRIALS, *shape), generator=torch.Generator().manual_seed(0)).to(like)
     path = layer[0].rpartition(".")[0]

@@ -211,7 +211,7 @@ class TableRows(ImageSource):
 
 
 def costs(schema: Schema, cells: Tensor, others: Tensor) -> Tensor:
-    """Count the cells (..., B, B) in which rows of ``cells`` (..., B, C) and of ``others`` differ."""
+    """Count, for each pair of rows of ``cells`` (..., B, C) and ``others``, the cells that differ, (..., B, B)."""
     return ((cells[..., :, None, :] - others[..., None, :, :]).abs() > schema.tolerances.to(cells)).sum(-1).double()
 
 

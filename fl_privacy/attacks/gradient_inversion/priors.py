@@ -87,7 +87,7 @@ class ImageNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class ColorRange:
-    """Mean squared distance of the pixels to [0, 1]."""
+    """Penalty on pixels outside [0, 1]: their mean squared distance."""
 
     weight: float = 1e-2
 

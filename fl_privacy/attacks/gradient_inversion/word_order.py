@@ -115,7 +115,7 @@ class Rearranged:
 
     @torch.no_grad()
     def begin(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return each victim's start (V, N): the best of ``variables`` and random guesses, with reordered words."""
+        """Return each victim's best start (V, N): ``variables`` or random guesses, and then their words reordered."""
         scores, (batch, longest, width) = self._mismatch(problem, variables.unsqueeze(1))[:, 0], problem.shape
         lengths = _lengths(problem)
         own = lengths.amax(1).tolist()  # draws for a victim do not depend on the other texts
