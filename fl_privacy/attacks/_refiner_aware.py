@@ -24,11 +24,11 @@ from fl_privacy.types import Observation, Reconstruction, Tensors
 
 @dataclass(frozen=True)
 class Sphere:
-    """Objective that is least for gradients at distance ``radius`` from the upload g.
+    """Objective that is least for gradients at Euclidean distance ``radius`` from the upload g.
 
-    Refiner's projection moves the true gradient by that distance, epsilon (Fan et al. 2025, appendix M). For L2, the
-    loss is |d - radius^2| for the squared distance d from g. For cosine, it is |d - c| for the cosine distance d, and c
-    = 1 - sqrt(1 - radius^2 / ||g||^2) is the largest d at that distance.
+    The defense Refiner moves the true gradient by that distance (Fan et al. 2025, appendix M). For L2, the loss is |d -
+    radius^2| for the squared distance d from g. For cosine, it is |d - c| for the cosine distance d; c is the largest
+    cosine distance of a gradient at Euclidean distance ``radius``: 1 - sqrt(1 - radius^2 / ||g||^2).
     """
 
     objective: L2 | Cosine
@@ -51,7 +51,7 @@ class Sphere:
 
 @dataclass(frozen=True)
 class NoiseRatio:
-    """Prior against noise: ``weight`` times the guess's share of noise, estimated by Refiner's evaluation network."""
+    """Penalty on noise in images: ``weight`` times its share, estimated by the network of the defense Refiner."""
 
     weight: float
     evaluator: str | None = None  # file of the network; ``None``: the small one for gray images
@@ -76,17 +76,17 @@ def refiner_aware(
     evaluator: str | None = None,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Build a gradient inversion that looks for a gradient at L2 distance ``radius`` from Refiner's upload.
+    """Build a gradient inversion that counters the defense Refiner.
 
-    The objective for this distance and the prior against noise are our own, after Fan et al. (2025), appendix M. With
-    either, the attack reconstructs less than ``base`` alone.
+    It looks for a gradient at L2 distance ``radius`` from the upload, and has a penalty on noise. Both are our own,
+    after Fan et al. (2025), appendix M; with either, the attack reconstructs less than ``base`` alone.
 
     Args:
         base: attack from which objective and optimizer are taken.
-        radius: Refiner's epsilon, at least 0; ``None`` matches the upload itself.
-        away_from_noise: weight of :class:`NoiseRatio`, at least 0. For scale, a gradient of zero has a loss of 1 under
+        radius: Refiner's epsilon, at least 0; ``None`` compares guesses with the upload itself.
+        away_from_noise: weight of :class:`NoiseRatio`, at least 0. A gradient of zero has a loss of 1 under
             ``inverting_gradients``, and of the upload's squared norm under ``idlg``.
-        evaluator: file of the evaluation network; ``None``: a small one, for gray images only.
+        evaluator: file of Refiner's network; ``None``: a small one, for gray images only.
     """
     one_of("attack.base", base, ("inverting_gradients", "idlg"))
     for name, value in (("radius", radius), ("away_from_noise", away_from_noise)):
@@ -118,10 +118,10 @@ def solve_gradient(
 ) -> Tensors:
     """Return a gradient g' with ``|w (g* - g')|^2 = squared``, nearest to a random start (Fan et al. 2025, appendix M).
 
-    If the start is already closer than ``squared``, it is returned.
+    If the start already has a smaller weighted distance, it is returned.
 
     Args:
-        upload: g*.
+        upload: g*, the defended gradient.
         weights: w, at least 0.
         squared: target of the weighted squared distance, above 0.
         rng: random stream of the start from N(0, 1), which the paper leaves open.
@@ -152,7 +152,8 @@ def solve_gradient(
 class SolvedInversion(GradientInversion):
     """Gradient inversion of a gradient g' at a fixed weighted distance from the upload g*; see :func:`solve_gradient`.
 
-    The weights are w = |g* theta tau^i| for the values theta of the parameters in layer i (Fan et al. 2025, Eq. 3).
+    A parameter of value theta in layer i = 1, 2, ... has the weight w = |g* theta tau^i|, with a factor tau in (0, 1]
+    that makes later layers count less (Fan et al. 2025, Eq. 3).
     """
 
     constant: float | None = None  # ``|w (g* - g')|^2``, above 0; ``None``: ``radius`` squared times mean w squared
@@ -194,14 +195,14 @@ def refiner_solved(
 ) -> SolvedInversion:
     """Build an attack that solves ``|w (g* - g')|^2 = constant`` for g' and inverts it (Fan et al. 2025, appendix M).
 
-    g* is the upload, g' the gradient before Refiner, w a weight of each element. The equation, as published, leaves
-    most of g' at its random start; ``base`` alone reconstructs far more.
+    g* is the upload, g' the gradient before the defense Refiner, w a weight of each element. The equation, as
+    published, leaves most of g' at its random start; ``base`` alone reconstructs far more.
 
     Args:
         base: attack from which objective and optimizer are taken.
         radius: Refiner's epsilon, above 0; unused with a ``constant``.
-        constant: right side; ``None``: ``radius`` squared times the mean of w squared, as the paper gives no value.
-        decay: tau of the layers' weights w, in (0, 1].
+        constant: right side of the equation; ``None``: ``radius`` squared times the mean of w squared.
+        decay: tau of :class:`SolvedInversion`, in (0, 1].
         scaled: ``True`` scales the random start of each tensor by the standard deviation of its elements.
     """
     one_of("attack.base", base, ("inverting_gradients", "idlg"))

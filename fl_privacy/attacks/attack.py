@@ -1,7 +1,4 @@
-"""The interface of attacks, and time limits of their searches.
-
-``with within(5.0)`` limits every ``for step in timely(range(400))`` inside of it, in this thread only.
-"""
+"""Interface of attacks, and time limits of their searches: ``with within(5.0)`` limits loops over :func:`timely`."""
 
 import math
 import time
@@ -19,17 +16,17 @@ Report = Callable[[float], None]  # takes the share, in [0, 1], of a group's wor
 
 
 def part_of(report: Report, begin: float, end: float) -> Report:
-    """Return a progress callback for the part of the work between the shares ``begin`` and ``end`` of all work."""
+    """Return a callback (share done) for the part of the work that moves progress from ``begin`` to ``end``."""
     return lambda share: report(begin + (end - begin) * share)
 
 
 def part_of_work(progress: Progress, begin: float, end: float) -> Progress:
-    """Return a callback for (done, total) of the part of the work between the shares ``begin`` and ``end``."""
+    """Return a callback (done, total) for the part of the work that moves progress from share ``begin`` to ``end``."""
     return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
 
 
 class ReconstructionAttack(Protocol):
-    """An attack that guesses the batch behind each observed update; it returns reconstructions in the same order.
+    """Attack that reconstructs the batch of each observed update (victim); results have the order of the observations.
 
     A victim's random numbers come from ``derive_generator(seed, "attack", observation.id, ...)``, so that adding a
     victim changes no other result. If a victim can't be attacked, its reconstruction states the reason in ``failure``.
@@ -42,15 +39,15 @@ class ReconstructionAttack(Protocol):
 
 @runtime_checkable
 class Trained(Protocol):
-    """An attack with a component that was trained on images."""
+    """Attack with a component that was trained on images, such as a generator."""
 
     def provenance(self, image: Sequence[int]) -> Provenance | None: ...
 
 
 def trained_on(attack: ReconstructionAttack, image: Sequence[int]) -> Provenance | None:
-    """Describe the data on which the component of ``attack`` for images (C, H, W), such as a generator, was trained.
+    """Describe the training data of the component that ``attack`` uses for images of shape ``image`` (C, H, W).
 
-    ``None`` if it has no such component. ``UserError`` if the component does not support such images.
+    ``None`` if it has no trained component. ``UserError`` if the component does not support such images.
     """
     return attack.provenance(image) if isinstance(attack, Trained) else None
 
@@ -60,7 +57,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Limit:
-    """Time limit of a piece of work, inside the limit ``around``."""
+    """Time limit of a piece of work, inside the outer limit ``around`` it, if any."""
 
     end: float = math.inf  # on the clock of ``time.perf_counter``
     around: "Limit | None" = None
@@ -83,7 +80,7 @@ def within(seconds: float) -> Iterator[Limit]:
 
 
 def even_share(among: int) -> AbstractContextManager[Limit]:
-    """Limit the next piece of work to an even share of the time left for ``among`` pieces."""
+    """Limit the next piece of work to the time left divided by ``among``, the number of pieces still to do."""
     return within(seconds_left() / among)
 
 
@@ -94,7 +91,11 @@ def in_parts(
     report: Report,
     attack: Callable[[dict[int, Observation], Report], Mapping[int, Reconstruction]],
 ) -> dict[int, Reconstruction]:
-    """Attack ``size`` victims at a time, each part with an even share of the time left; return results by victim."""
+    """Attack ``size`` victims at a time, each part with an even share of the time left; return results by key.
+
+    ``name``: attack's name in progress messages. ``report``: callback for the share of work done. ``attack``: function
+    of a part of ``victims`` and of its own callback.
+    """
     items, results = list(victims.items()), dict[int, Reconstruction]()
     for begin in counted(name, range(0, len(items), size)):
         part = dict(items[begin : begin + size])

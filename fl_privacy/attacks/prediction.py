@@ -34,7 +34,7 @@ _FEW_IMAGES = 4  # images behind a deep network or vision transformer that may b
 
 @dataclass(frozen=True)
 class LayerEquations:
-    """Number of equations that a batch's update gives for the inputs of one layer."""
+    """Numbers of one layer's unknown inputs, and of the equations that a batch's update gives for them."""
 
     name: str
     kind: str

@@ -28,7 +28,7 @@ class _Options(TypedDict, total=False):
 
 
 class GenerativeOptions(TypedDict, total=False):
-    """Options of :class:`GradientInversion` with a generator; ``None`` keeps the paper's value."""
+    """Options shared by the published attacks that search a generator's images; ``None`` keeps the paper's value."""
 
     iterations: int | None
     restarts: int | None
@@ -43,7 +43,7 @@ class GenerativeOptions(TypedDict, total=False):
 
 
 class GradientOptions(_Options, total=False):
-    """Options of :class:`GradientInversion`; ``None`` keeps the paper's value.
+    """Options shared by the published gradient inversions; ``None`` keeps the paper's value.
 
     ``start`` is a name of :data:`fl_privacy.attacks.gradient_inversion.settings.STARTS`. ``layers`` maps patterns of
     parameter names to weights in the loss; 0 ignores a parameter. ``space="network"`` optimizes an untrained network
@@ -63,7 +63,7 @@ class GradientOptions(_Options, total=False):
 
 
 class FeatureOptions(_Options, total=False):
-    """Options of :class:`ModelInversion`; ``None`` keeps the paper's value."""
+    """Options of :class:`ModelInversion` for the published attack; ``None`` keeps the paper's value."""
 
     features: FeatureSource
     recover_at: str | None
@@ -98,9 +98,9 @@ def vary(published: T, options: Mapping[str, Any]) -> T:
 
 
 def takes(options: type, *, depending: Collection[str] = ()) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator that adds ``options``, a typed dictionary, to the keyword arguments of a preset's signature.
+    """Return a decorator that adds ``options``, a typed dictionary, to the shown signature of a published attack.
 
-    Their defaults are the paper's values, or ``None`` for names in ``depending``, whose value depends on the preset's
+    Their defaults are the paper's values, or ``None`` for names in ``depending``, whose value depends on the attack's
     own parameters.
     """
 

@@ -46,13 +46,16 @@ def inverting_gradients(
 ) -> GradientInversion:
     """Build Inverting Gradients (Geiping et al. 2020): signed Adam on the cosine distance of gradients.
 
-    As in the paper, images are optimized in normalized form, with their data's ``mean`` and ``std`` (default: natural
-    images), and clamped. ``total_variation`` is a weight for normalized images; the published code's default is 0.1.
+    As in the paper, images are optimized in normalized form and clamped to [0, 1].
 
-    Later variants: ``per_layer`` takes the mean of the tensors' cosine distances; ``sign="soft"``; ``isotropic`` takes
-    Euclidean total variation. Among ``options``, ``noise`` is the standard deviation of noise on the pixels' gradient;
-    ``projection`` is ``minmax`` instead of ``clamp``, or ``none`` with the penalty ``color_range`` on pixels outside
-    [0, 1].
+    Args:
+        total_variation: weight for normalized images; the published code's default is 0.1.
+        per_layer: ``True`` takes the mean of the tensors' cosine distances.
+        sign: treatment of the pixels' gradient: ``hard`` takes its sign, ``soft`` a tanh instead.
+        isotropic: ``True`` takes Euclidean total variation.
+        color_range: weight of a penalty on pixels outside [0, 1], for use with ``projection="none"``.
+        mean, std: normalization of images; natural images' by default.
+        options: :class:`GradientOptions`; ``noise`` is the standard deviation of noise on the pixels' gradient.
     """
     smooth = priors.TotalVariation(weight=total_variation / std, isotropic=isotropic)
     published = GradientInversion(
@@ -80,13 +83,17 @@ def grad_inversion(
     color_range: float = 0.0,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Build GradInversion (Yin et al. 2021): Adam on the L2 distance with four image priors.
+    """Build GradInversion (Yin et al. 2021): Adam on the L2 distance of gradients with four image priors.
 
-    Priors are total variation, image norm, batch norm and, with several ``restarts`` (an option), ``consistency``.
-    ``first_layer`` is the factor on the first batch-norm term (1 in the paper). The option ``noise`` is the standard
-    deviation of noise on the pixels' gradient: 0.2 of the learning rate in the paper. For ``isotropic`` and
-    ``color_range`` see :func:`inverting_gradients`. The comparison by Refiner's authors uses ``lr=0.01,
-    iterations=4000``.
+    In the paper of the defense Refiner, it runs with ``lr=0.01, iterations=4000``.
+
+    Args:
+        warmup: number of first iterations, in which the learning rate rises.
+        total_variation, image_norm, batch_norm: weights of three priors.
+        first_layer: factor on the batch-norm prior of the first layer (1 in the paper).
+        consistency: weight of the fourth prior, used with several ``restarts``: distance from the attempts' mean.
+        isotropic, color_range: see :func:`inverting_gradients`.
+        options: :class:`GradientOptions`; ``noise`` is 0.2 of the learning rate in the paper.
     """
     published = GradientInversion(
         objective=L2(),
@@ -122,16 +129,17 @@ def ats_attack(
     total_variation: float | None = None,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Build an attack that ATS was tested against (Gao et al. 2021, Table 4; 2023, Section 5.1).
+    """Build an attack with which the authors of ATS, a defense by image transformations, tested it.
 
-    It minimizes a ``distance`` of gradients by an ``optimizer``:
+    It minimizes a ``distance`` of gradients by an ``optimizer`` (Gao et al. 2021, Table 4; 2023, Section 5.1):
 
     - ``adam``, ``sgd``: signed, as in "Inverting Gradients": 4800 iterations with step decay, total variation 1e-4,
       clamped; SGD with learning rate 0.01 and Nesterov momentum.
     - ``lbfgs``, ``variant="paper"``: "the same setting" as DLG: learning rate 1, neither total variation nor clamping,
       300 iterations, the best of 16 restarts.
-    - ``lbfgs``, ``variant="code"``: learning rate 1e-4 on normalized images, which hardly leaves its start. L2 has
-      total variation 1e-3, 50 iterations, 2 restarts; other distances are signed and clamped, with 1e-4, 300 and 16.
+    - ``lbfgs``, ``variant="code"``, ``l2``: learning rate 1e-4 on normalized images, which hardly leaves its start,
+      total variation 1e-3, 50 iterations, 2 restarts.
+    - the same with other distances: signed, clamped, total variation 1e-4, 300 iterations, 16 restarts.
 
     ``total_variation`` is a weight for images normalized by mean 0.5 and standard deviation 0.25; ``None`` takes the
     variant's. Other optimizers, distances or variants raise ``UserError``.
@@ -170,10 +178,10 @@ def dlg(
 ) -> GradientInversion:
     """Build DLG (Zhu et al. 2019): L-BFGS on L2 distance, over image and soft label.
 
-    Both start from N(0, 1). A descent ends once its loss is below ``enough`` times the observed squared norm; a victim
-    with a loss below ``accept`` times that norm gets no further restart. Later work adds ``total_variation`` (FDL-PP,
-    Gu et al. 2021, Algorithm 2). ``relative`` divides the loss by the observed squared norm, since small gradients stop
-    L-BFGS.
+    Both start from N(0, 1). The options ``enough`` and ``accept`` are shares of the observed gradient's squared norm: a
+    descent ends at a loss below the first; a victim with a loss below the second gets no further restart. Later work
+    adds ``total_variation`` (FDL-PP, Gu et al. 2021, Algorithm 2). ``relative`` divides the loss by the observed
+    squared norm, since small gradients stop L-BFGS.
     """
     published = GradientInversion(
         objective=L2(relative=relative),
@@ -217,15 +225,14 @@ def sapag(
 ) -> GradientInversion:
     """Build SAPAG (Wang et al. 2020): match gradients under a Gaussian kernel.
 
-    L-BFGS has rate 1 and 500 iterations (in the paper for LeNet), AdamW rate 1e-3 and 20,000 (for ResNet-18). The paper
-    projects images to [0, 1] after each iteration; here AdamW alone does, since L-BFGS would stop at once.
+    The paper projects images to [0, 1] after each iteration; here AdamW alone does, since L-BFGS would stop at once.
 
     Args:
-        form, per: formula and unit of a kernel; ``per="layer", form="literal"`` is Eq. 4, ``per="element"`` Eq. 6 and
-            7.
-        bandwidth: factor on the squared width; ``None``: 1 for AdamW and ``per="element"``, else 10, since L-BFGS stops
-            where the kernel is flat.
-        depth, last: see :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`.
+        optimizer: ``lbfgs`` with 500 iterations (in the paper for LeNet), or ``adamw`` with 20,000 (for ResNet-18).
+        lr: learning rate; ``None``: 1 for L-BFGS, 1e-3 for AdamW.
+        bandwidth: factor on the kernel's squared width; ``None``: 1 for AdamW and ``per="element"``, else 10, since
+            L-BFGS stops where the kernel is flat.
+        form, per, depth, last: see :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`.
     """
     one_of("attack.optimizer", optimizer, ("lbfgs", "adamw"))
     one_of("attack.per", per, ("tensor", "layer", "element"))
@@ -257,8 +264,11 @@ def tableak(
     Numbers stay within the schema's bounds, as in the authors' program. ``attack=tableak_paper`` has 1500 iterations,
     30 restarts and ``counted=False``; its softmax has temperature 1, which the authors' program cools.
 
-    ``counted``, beyond the paper, infers how often each category occurs, leaves out absent ones and starts from the
-    counts; a third of the paper's iterations then reconstructs more. ``pooled`` takes the median of attempts.
+    Args:
+        sign: use of the gradient in Adam: ``hard`` takes its sign, ``soft`` a tanh, ``none`` the gradient itself.
+        counted: ``True``, beyond the paper, infers how often each category occurs, leaves out absent ones and starts
+            from these shares; a third of the paper's iterations then reconstructs more.
+        pooled: ``True`` returns the median of the attempts, ``False`` the best one.
     """
     optimizer = Adam(lr=lr, sign=sign)
     published = GradientInversion(
@@ -315,14 +325,10 @@ def lamp(
 ) -> GradientInversion:
     """Build LAMP (Balunovic et al. 2022): embeddings by descent, word order by a language model.
 
-    Settings are those of the authors' code for BERT: cosine distance of each tensor, the embeddings' mean length held
-    at that of tokens, 2,000 iterations of Adam with a rate that falls to 0.89 of itself every 50, and the best of 200
-    orders.
-
-    Five things differ. Gradients are always clipped, so that all iterations weigh alike. Decoded tokens are ordered,
-    not embeddings. Orders are compared after the descent, and there is one start: on small models, the published
-    ``burn_in=0.1`` and ``starts=500`` are worse. The language model is learned from public texts, and weighted by the
-    loss's typical difference between word orders.
+    Settings are those of the authors' code for BERT: cosine distance of each tensor, embeddings held at the tokens'
+    mean length, and 2,000 iterations of Adam with a learning rate multiplied by 0.89 every 50. Unlike there, gradients
+    are always clipped, decoded tokens are ordered instead of embeddings, orders are compared only after the descent,
+    there is one start, and the language model is learned from public texts.
 
     Args:
         lr: learning rate of Adam, in units of the root mean square of embeddings.
@@ -330,7 +336,8 @@ def lamp(
         distance: distance of gradients; ``l2_l1`` is TAG's with L1 weight 0.01, divided by the distance of a zero
             gradient.
         prior: weight of a text's mean negative log likelihood, relative to the typical difference between word orders.
-        every, burn_in, tries, starts: see :class:`fl_privacy.attacks.gradient_inversion.settings.Rearranging`.
+        every, burn_in, tries, starts: see :class:`fl_privacy.attacks.gradient_inversion.settings.Rearranging`; on small
+            models, the published ``burn_in=0.1`` and ``starts=500`` are worse.
     """
     one_of("attack.distance", distance, ("cosine", "l2_l1"))
     cosine = distance == "cosine"
@@ -359,13 +366,15 @@ def ggl(
 ) -> GradientInversion:
     """Build generative gradient leakage (Li et al. 2022): search a generator's latents for matching images.
 
-    The objective is the squared L2 distance of gradients plus a penalty on latents. Adam takes 4,000 iterations
-    (Refiner, Fan et al. 2025); CMA-ES 500, as in GGL's code. Defenses inferred from the update are applied.
+    The objective is the squared L2 distance of gradients plus a penalty on latents. Adam takes 4,000 iterations (as in
+    the paper of the defense Refiner, Fan et al. 2025); CMA-ES 500, as in the authors' code. A defense that is inferred
+    from the update is also applied to guessed gradients.
 
     Args:
         generator: file of ``fl-privacy train-generator``, or ``faces`` for the one in the package gan-face-generate.
         optimizer: ``adam``, or ``cma``, which needs that package.
-        population, deviation: see :class:`fl_privacy.attacks.optimizers.EvolutionStrategy`.
+        lr: learning rate of Adam.
+        population, deviation: settings of CMA-ES, see :class:`fl_privacy.attacks.optimizers.EvolutionStrategy`.
         penalty: ``kl`` or ``norm``; see :data:`fl_privacy.attacks.gradient_inversion.generator_prior.Penalty`.
         weight: weight of the penalty, at least 0; the authors' 0.1 is for distances that are not relative.
         relative: ``True`` divides the distance by the observed squared norm, so that a weight fits every model.
@@ -400,14 +409,14 @@ def gifd(
     """Build GIFD (Fang et al. 2023): search a generator's latents, then its inner features.
 
     After the latents, each layer's output is optimized in turn, within an l1 ball around the result of the stage
-    before; the images of the stage that fits best are kept. Each stage runs ``iterations`` of Adam, with a rate that
-    falls from ``lr``, on the cosine distance.
+    before; the images of the stage that fits best are kept. Each stage runs ``iterations`` of Adam on the cosine
+    distance.
 
     Args:
         generator: file, as for :func:`ggl`.
         layers: number of layers optimized; 0 stops at the latents.
-        reach: radius of the ball, in shares of the l1 norm of an image's features, at least 0. The authors' radii fit
-            their generators.
+        reach: radius of the ball, in shares of the l1 norm of an image's features, at least 0.
+        lr: first learning rate; it falls during a stage.
         total_variation: weight of total variation; if gradients differ little in angle, even 1e-4 leaves only gray.
     """
     whole("attack.layers", layers, at_least=0, example=2)
@@ -440,15 +449,20 @@ def model_inversion(
 ) -> ModelInversion:
     """Build model inversion by a server and a colluding client (FDL-PP, Gu et al. 2021, Algorithm 3).
 
-    ``form="published"`` minimizes the squared distance of features plus ``total_variation`` (0.1; the paper gives no
-    value) times the sum of absolute differences of neighboring pixels. ``relative`` divides the distance by the squared
-    norm of the features, and takes the mean difference (weight 1e-3), Euclidean if ``isotropic``.
+    A victim keeps its first layers private; a colluding client's stand in for them. The attack recovers their output,
+    the features, and searches images with these features.
 
-    The paper runs L-BFGS for 1,500 or 2,000 iterations at step length 0.01 or 0.001; ``lr=1`` with
-    ``line_search="strong_wolfe"`` reaches that minimum in a tenth of the iterations.
-
-    ``recover_at`` names a later module whose input the paper's Lemma 1 gives in closed form. If it is ``None``,
-    ``matching`` searches the private layers' output: ``l2`` by L-BFGS, ``cosine`` by signed Adam.
+    Args:
+        lr, line_search: settings of L-BFGS. The paper runs 1,500 or 2,000 iterations at 0.01 or 0.001; ``lr=1`` with
+            ``line_search="strong_wolfe"`` reaches that minimum in a tenth of the iterations.
+        total_variation: weight; ``None``: 1e-3, or 0.1 for ``form="published"``, for which the paper gives no value.
+        form: ``published`` minimizes the squared distance of features plus the weighted sum of absolute differences of
+            neighboring pixels. ``relative`` divides the distance by the features' squared norm, and takes the mean
+            difference.
+        isotropic: ``True`` takes Euclidean differences of pixels.
+        matching: search for features that have no closed form: ``l2`` by L-BFGS, ``cosine`` by signed Adam.
+        matching_iterations, matching_lr: settings of this search.
+        options: :class:`FeatureOptions`; ``recover_at`` names a later module whose input the paper's Lemma 1 gives.
     """
     found = GradientInversion(objective=L2(), optimizer=LBFGS(), start=Uniform(), iterations=matching_iterations)
     if matching != "l2":

@@ -19,8 +19,9 @@ from fl_privacy.types import Tensors
 class Clip:
     """Callable that clips V victims' guessed gradients (V, *shape), by name, to ``norms`` (V,), as a client does.
 
-    ``scope``: one norm for all tensors, or one for each. ``counted``: (V, *shape) by name, 1 for elements that count
-    for the norm, 0 for those dropped before the client clipped; all elements count of a tensor whose name is missing.
+    ``scope``: ``global`` for one norm of all tensors together, ``layer`` for one of each. ``counted``: masks (V,
+    *shape) by name, 0 for elements that the client dropped before it clipped; without a mask, all elements of a tensor
+    count.
     """
 
     norms: Tensor
@@ -57,7 +58,7 @@ class Clips:
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """The clients' clipping, rescaled to tensors that the attack compares, such as gradients instead of changes."""
+    """The clients' norm clipping, in the unit of the tensors that the attack compares, such as gradients."""
 
     norm: float | None  # largest norm; ``None``: estimated from the update
     noise_std: float | None  # standard deviation of the clients' noise; ``None``: estimated
@@ -75,18 +76,17 @@ Bounds = Mapping[str, tuple[Tensor, Tensor]]
 """Parameter name -> lower and upper bound of each element; tensors without an entry are known exactly."""
 
 Rule = Callable[[Tensors, float], Bounds]
-"""Function of an update and its noise's standard deviation that returns bounds; where noise hides the defense's effect,
-both bounds are the observed value.
-"""
+"""Function of an update and its noise's standard deviation that returns bounds on the true values."""
 
 _THRESHOLD = 3.0  # multiple of the noise's standard deviation below which the smallest shared magnitude may be noise
 
 
 def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of the elements that a client dropped: plus and minus the smallest magnitude that it kept.
+    """Return bounds on the true values of elements that a client dropped; both bounds of others are the observed value.
 
-    The bounds are infinite if the kept elements are not known to be the largest. ``effect``: the client's
-    sparsification. If noise hides which elements were dropped, observed values are exact.
+    A dropped element lies between plus and minus the smallest magnitude that was kept, or anywhere if the client does
+    not keep the largest. ``effect``: the client's sparsification. If noise hides it, all bounds are the observed
+    values.
     """
     bounds = {}
     for layers in [[name] for name in update] if effect.scope == "layer" else [list(update)]:
@@ -103,7 +103,7 @@ AT_BOUND = 1e-4
 
 
 def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds for elements that a client truncated: any value at or beyond the observed one; others are exact."""
+    """Return bounds that allow truncated elements any value at or beyond the cut; others keep the observed value."""
     bound = effect.bound or max(float(t.abs().max()) for t in update.values())
     bounds = {}
     for name, t in update.items():
@@ -113,7 +113,7 @@ def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
-    """Return the largest observed magnitude of ``values`` (n,) that a client dropped, and a bound on their true ones.
+    """Return two magnitudes of dropped elements of ``values`` (n,): the largest observed, and a bound on the true ones.
 
     (-1, 0) if noise is too large to distinguish dropped elements from kept ones.
     """
@@ -134,7 +134,7 @@ def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
 
 
 def within_bins(effect: Quantized, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of quantized elements: their bins, or if noise exceeds these, the observed levels on both sides."""
+    """Return each quantized element's bin as its bounds; if noise exceeds rounding, both are the observed value."""
     bins = {name: _bin(t, effect.bits, stochastic=effect.rounding != "nearest") for name, t in update.items()}
     rounded = sum(float((high - low).square().sum()) / 12 for low, high in bins.values())
     drowned = rounded <= noise_std**2 * sum(t.numel() for t in update.values())
@@ -152,10 +152,10 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
 
 
 def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of the gradient of ``weight``: infinite in columns that Soteria zeroed, observed values in others.
+    """Return bounds on the gradient of ``weight`` for the defense Soteria: infinite in columns that it zeroed.
 
-    ``dropped``: share of zeroed columns, those of least norm; ``None``: all that are zero. If noise hides these
-    columns, observed values are the bounds everywhere.
+    Other bounds are the observed values; if noise hides the zeroed columns, all are. ``dropped``: share of zeroed
+    columns, those of least norm; ``None``: all that are zero.
     """
     if weight not in update:
         return {}
@@ -169,13 +169,13 @@ def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_st
 
 
 def only_layer(layer: str, update: Tensors, noise_std: float) -> Bounds:
-    """Return infinite bounds, which exclude tensors from comparison, for all tensors but those of ``layer``."""
+    """Return infinite bounds for all tensors except those of ``layer``, so that only ``layer`` is compared."""
     others = {name: torch.full_like(t, torch.inf) for name, t in update.items() if name.rpartition(".")[0] != layer}
     return {name: (-most, most) for name, most in others.items()}
 
 
 def bare_layers(effect: NoisedLayers, reach: float, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of noised layers, ``reach`` from observed values; others, or all if none is bare, are exact."""
+    """Return bounds ``reach`` around the observed values of layers with noise; no bounds if every layer has noise."""
     noised = effect.noised(update)
     if len(noised) == len(update):
         return {}
@@ -193,7 +193,7 @@ def widest(bounds: Iterable[Bounds]) -> Bounds:
 
 
 def all_known(bounds: Bounds) -> bool:
-    """Return whether the bounds fix every value."""
+    """Return whether both bounds of every element are equal."""
     return all(torch.equal(low, high) for low, high in bounds.values())
 
 
@@ -202,7 +202,7 @@ Transform = Callable[[Tensor], Tensor]  # (N, C, H, W) -> the same, differentiab
 
 @dataclass(frozen=True, eq=False)
 class AssumedTransform:
-    """Callable that transforms each guessed image by one of ``transforms``; ``chosen``: their indices."""
+    """Callable that transforms each guessed image by one of ``transforms``; ``chosen`` (V, B): index for each."""
 
     transforms: Sequence[Transform]
     chosen: Tensor
@@ -220,7 +220,7 @@ class AssumedTransform:
 def choose_transforms(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
     """Choose one of ``number`` transforms for each image of a batch of ``size``; return the indices (B,).
 
-    A single image gets transform number ``restart``, modulo ``number``; several images draw theirs at random.
+    A single image gets transform ``restart`` (number of the attempt) modulo ``number``; several images get random ones.
     """
     return torch.tensor([restart % number]) if size == 1 else torch.randint(number, (size,), generator=generator)
 
@@ -254,7 +254,7 @@ def estimate_noise_std(update: Tensors) -> float:
 
 
 def estimate_clip_norm(update: Tensors, noise_std: float) -> float:
-    """Estimate the clipping norm: the root of an update's squared norm minus n ``noise_std``^2, for n elements."""
+    """Estimate the clipping norm of an update of n elements: root of (squared norm - n ``noise_std``^2)."""
     squared = float(torch.stack([t.double().square().sum() for t in update.values()]).sum())
     return math.sqrt(max(squared - sum(t.numel() for t in update.values()) * noise_std**2, 1e-4 * squared))
 
@@ -267,10 +267,10 @@ def estimate_step(tensor: Tensor) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenGradient:
-    """Unknown gradient of a client's private loss with respect to the features.
+    """Gradient of a private loss, which only the client knows, with respect to the features; the attack guesses it.
 
-    ``strength``: expected size of a feature's gradient, above 0, if the other loss, cross entropy, has factor 1 and the
-    private head's weights have root mean square r = 1. Otherwise, it is ``strength`` r^``layers``.
+    A feature's gradient is expected to have the size ``strength`` r^``layers``, relative to a cross entropy with factor
+    1. The private loss has an output part (head) of ``layers`` layers, whose weights have root mean square r.
     """
 
     weight: str  # name of the weight of the linear layer that the features enter
@@ -285,7 +285,7 @@ class HiddenGradient:
 
 @dataclass(frozen=True)
 class Unknowns:
-    """Number and unit of the variables with which an attack guesses a :class:`HiddenGradient`."""
+    """Number of variables that stand for a :class:`HiddenGradient`, and the gradient for a variable of 1."""
 
     features: int  # number of variables for each example and round
     unit: float  # gradient that a variable of 1 stands for
@@ -293,7 +293,7 @@ class Unknowns:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UpdateConstraints:
-    """Bounds and clipping that are known of V victims' updates in one round; ``clip`` is ``None`` without clipping."""
+    """Known bounds and clipping of V victims' updates in one round; ``clip`` is ``None`` without clipping."""
 
     bounds: Bounds  # (V, *shape) each, of the tensors that are not known exactly
     clip: Clips | None
@@ -306,7 +306,7 @@ class UpdateConstraints:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownFeatures:
-    """Prior that compares guesses' features with the true ones of V victims, known exactly from a layer's gradient."""
+    """Penalty on the distance of guesses' features from V victims' true ones, known exactly from a layer's gradient."""
 
     front: nn.Module  # images (B, C, H, W) -> (B, F)
     values: Tensor  # (V, B, F); zeros if not known
@@ -324,11 +324,11 @@ class KnownFeatures:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Constraints:
-    """All known constraints on V victims' images and losses.
+    """Everything that the loss of V victims takes into account besides their updates and the attack's own priors.
 
-    ``transform``: the client's transform of its images, applied to the guesses, too. Priors of natural images see the
-    guess before the transform, those of the model's inputs after it. ``likeliest``: (V,) total variation weight for use
-    with the whole update's cosine distance, chosen by the measured noise; 0 if unknown.
+    ``transform``: the client's transform of its images, also applied to guesses. Priors of natural images see a guess
+    before it, those of the model's inputs after it. ``likeliest``: (V,) total variation weight that fits the measured
+    noise if the loss is the whole update's cosine distance; 0 if the noise is unknown.
     """
 
     transform: AssumedTransform | None = None

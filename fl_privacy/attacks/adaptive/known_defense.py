@@ -68,7 +68,7 @@ def looks_noisy(effect: effects.Effect) -> bool:
 
 @singledispatch
 def countermeasures_against(effect: effects.Effect, setting: AttackSetting) -> Sequence[Countermeasure] | None:
-    """Return the countermeasures against a known ``effect``; ``None`` if none is known.
+    """Return an attack's changes against ``effect``, what a known defense does to an update; ``None`` if none is known.
 
     Unknown fields of an effect are ``None``.
     """
@@ -199,7 +199,6 @@ def _against_dp_sgd(effect: effects.ClippedExamples, setting: AttackSetting) -> 
 
 @countermeasures_against.register
 def _against_spn(effect: effects.PrivateLoss, setting: AttackSetting) -> Sequence[Countermeasure]:
-    """Counter the defense SPN by guessing the gradient of its private loss with respect to each example's features."""
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     stated = effect.alpha2 is not None and effect.bits is not None
     strength = (effect.alpha2 or 0.0) * math.sqrt(effect.bits or 0) / factor if stated else UNSTATED
@@ -262,7 +261,7 @@ class KnownDefense:
 
     @classmethod
     def of(cls, observation: Observation, setting: AttackSetting) -> "KnownDefense":
-        parts = _as_seen(observation.knowledge.defense or ())
+        parts = _as_in_mean(observation.knowledge.defense or ())
         found = _taken(parts, setting)
         if any(countermeasure.rule for countermeasure in found):  # bounds are in the units of the clipped update
             found = _taken(parts, replace(setting, scales=True))
@@ -286,7 +285,7 @@ class KnownDefense:
 
     @property
     def hidden(self) -> constraints.HiddenGradient | None:
-        """Return the strongest gradient of a private loss, if any; only one is guessed, as several add up."""
+        """Return the private loss's gradient to guess, if any; for several losses, the largest stands for their sum."""
         return max(self._hidden, key=lambda hidden: hidden.strength, default=None)
 
     @property
@@ -299,11 +298,7 @@ class KnownDefense:
 
     @property
     def transforms(self) -> tuple[constraints.Transform, ...]:
-        """Return all image transforms that the client may have used.
-
-        If several defenses transform images, these are all combinations or, above ``MOST_SEQUENCES``, the transforms of
-        the defense that has the most.
-        """
+        """Return all image transforms that the client may have used; those of several defenses are combined."""
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:
             return max(each, key=len, default=())
@@ -354,8 +349,7 @@ class KnownDefense:
         return constraints.UpdateConstraints(bounds=bounds, clip=constraints.Clips(tuple(clips)) if clips else None)
 
 
-def _as_seen(parts: Description) -> Description:
-    """Describe the clients' defenses as they appear in the mean of several updates: no clipping, less noise."""
+def _as_in_mean(parts: Description) -> Description:
     number = math.prod(part.effect.clients for part in parts if isinstance(part.effect, Summed))
     if number == 1:
         return parts

@@ -33,7 +33,7 @@ Found = Mapping[int, Reconstruction]  # a stage's reconstructions by position; `
 
 @dataclass
 class StageState:
-    """State of ``attack=auto`` on a group of victims: those still to attack, and results by the victim's position."""
+    """State of ``attack=auto`` for one group: the updates left to attack, and results by index in the attacked list."""
 
     group: Group
     seed: int
@@ -98,7 +98,7 @@ def _rounds(state: StageState) -> int:
 
 
 def separate(state: StageState, report: Report) -> Found | None:
-    """Reconstruct batches by :class:`CocktailParty`; uncertain results become first images of gradient descents."""
+    """Return certain results of :class:`CocktailParty`; store uncertain ones as starts of later gradient descents."""
     first = state.group.first
     if not _has_equations(first) or first.knowledge.bounds is not None or first.upload.num_examples == 1:
         return None
@@ -117,7 +117,7 @@ _NO_DESCENT = 1e-2  # unexplained share of squared features below which a soluti
 
 
 def solve(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images by :class:`ExactInversion`; uncertain results become first images of gradient descents."""
+    """Return (nearly) certain results of :class:`ExactInversion`; store others as starts of later gradient descents."""
     if not _has_equations(state.group.first):
         return None
     evaluations = max(4, state.evaluations or sub_attacks.EVALUATIONS["standard"])
@@ -135,7 +135,7 @@ def solve(state: StageState, report: Report) -> Found | None:
 
 
 def solve_features(state: StageState, report: Report) -> Found | None:
-    """Store exact inputs of a hidden linear layer in ``state.features``; return ``{}``, or ``None`` if inapplicable."""
+    """Store the exact inputs of a hidden linear layer in ``state.features`` for later stages; return no results."""
     if state.group.first.knowledge.bounds is not None:
         return None
     path = first_hidden_layer(state.group.first)
@@ -172,7 +172,7 @@ ON_THE_WAY = "surrogate model"  # name of results at an intermediate model, from
 def surrogate(state: StageState, report: Report) -> Found | None:
     """Reconstruct images by :class:`SurrogateModel`, at a model interpolated between the sent and the returned one.
 
-    Results for several images and many local steps are final; all others become first images of gradient descents.
+    Results for several images and many local steps are returned; others only become starts of later gradient descents.
     """
     first, known = state.group.first, state.group.first.knowledge
     plan, size = first.plan, first.upload.num_examples
@@ -197,7 +197,7 @@ _MOST_ITERATIONS, _LEAST_ITERATIONS, _ATTEMPTS = 150, 25, 2
 
 
 def find_likeliest(state: StageState, report: Report) -> Found | None:
-    """Store likeliest images in ``state.likeliest`` for :func:`descend`; return ``{}``, or ``None`` if impossible."""
+    """Store the likeliest images under the known defense in ``state.likeliest``, for :func:`descend`."""
     parts = state.group.first.knowledge.defense
     if not parts or any(isinstance(part.effect, PrivateLoss | PrivateLayers | OtherImages) for part in parts):
         return None
@@ -218,8 +218,8 @@ ROUNDS_RACED = 8  # most rounds of the same examples that descents match; the li
 
 
 def descend(state: StageState, report: Report) -> Found:
-    """Run descents from several first images; return the best, or that of :func:`find_likeliest` if more probable."""
-    race, evaluations = entered(state)
+    """Return each victim's best gradient descent, or its image from :func:`find_likeliest` if that is more probable."""
+    race, evaluations = begin_race(state)
     if race.attempts and state.evaluations is None:
         logger.info(sub_attacks.how_to_repeat(evaluations, len(race.attempts), cut=state.cut))
     race.run(sub_attacks.rungs(evaluations, race.most), report)
@@ -234,8 +234,8 @@ def descend(state: StageState, report: Report) -> Found:
     return failures | likelier(state.likeliest, found)
 
 
-def entered(state: StageState) -> tuple[Race, int]:
-    """Return a :class:`Race` of gradient descents, and the evaluations per victim: as configured, or as time allows."""
+def begin_race(state: StageState) -> tuple[Race, int]:
+    """Return a :class:`Race` of gradient descents, and the evaluations per victim: as set, or as time allows."""
     started = any(found_by == ON_THE_WAY for given in state.starts.values() for _, found_by in given)
     group = Group(state.group.observations, state.group.earlier[-ROUNDS_RACED + 1 :])
 
@@ -261,7 +261,7 @@ def entered(state: StageState) -> tuple[Race, int]:
 
 
 def likelier(likeliest: Mapping[int, WithPosterior], found: Found) -> dict[int, Reconstruction]:
-    """Return by victim the more probable of two results: gradient descent's, ``found``, or that in ``likeliest``."""
+    """Return each victim's more probable result: that of gradient descent, ``found``, or that in ``likeliest``."""
     result, chunks = dict(found), dict[Posterior, list[int]]()
     for position, answer in likeliest.items():
         if answer.posterior is not None and position in found:
@@ -301,16 +301,14 @@ class AutoAttack:
 
     Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``. For the other victims,
     gradient descents from different first images compete by successive halving: L-BFGS on smooth models, signed Adam on
-    others. Some start from exact solutions that could not be verified. A defense that is known or inferred from the
-    update is countered (:mod:`fl_privacy.attacks.gradient_inversion.evident_defense`).
+    others. Some start from exact solutions that could not be verified. A known or inferred defense is countered.
 
     Attributes:
         budget: work for a victim. ``quick``, ``standard`` and ``thorough`` are reproducible numbers of evaluations. A
-            number is seconds, shared by all victims; its results are not reproducible, and exact solutions take at most
-            three quarters of it.
-        evaluations: evaluations of loss and gradient for each victim, instead of ``budget``. A run limited by seconds
-            logs the number with which to repeat its descents. Their first images are repeated, too, unless the time
-            limit cut the search for exact solutions or this search took more than ``evaluations / 12`` rounds.
+            number is seconds, pooled over all victims; results are then not reproducible.
+        evaluations: evaluations of loss and gradient for each victim; replaces ``budget``. A run limited by seconds
+            logs the number that repeats it. Images then differ only if the time limit stopped the search for exact
+            solutions, or that took more than ``evaluations / 12`` rounds.
         device: device of the computation; ``None``: that of the sent values.
         most_victims: most victims in one chunk; ``None``: found from the free memory.
     """

@@ -36,7 +36,7 @@ ORDERED = settings.Rearranging(tries=100, last=6)
 
 @dataclass(frozen=True, kw_only=True)
 class _Members:
-    """Base of the attacks of ``attack=auto`` on texts and on table rows."""
+    """Base of ``attack=auto`` for texts and table rows."""
 
     evaluations: int | None  # evaluations of the loss for each victim; ``None``: as many as there is time for
     device: str | None = None
@@ -47,11 +47,11 @@ class _Members:
 
 
 class TextMembers(_Members):
-    """Attack on texts: DAGER, bag of words, gradient descents, a search for the word order, and the likeliest text.
+    """Attack on texts that runs several attacks and keeps the result whose gradient is nearest to the update.
 
-    The result whose gradient is nearest to the update is kept. For defended updates, a search for the likeliest text
-    under the noise follows, which also starts from that result. If the update of a single text is mostly noise,
-    descents run only if this search fails.
+    The attacks are DAGER (exact), bag of words, gradient descents and a search for the word order. For defended
+    updates, a search for the likeliest text under the noise follows, which also starts from that result. If the update
+    of a single text is mostly noise, descents run only if this search fails.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
@@ -60,7 +60,7 @@ class TextMembers(_Members):
             exact = Dager()(observations, seed=seed, progress=part_of_work(progress, 0.0, _SHOWN_OF_TEXTS))
         best = [replace(one, member="dager") for one in exact]
         left = [k for k, one in enumerate(best) if one.certainty is Certainty.APPROXIMATE]
-        seen = _behind_values_changed([observations[k] for k in left])
+        seen = _with_inferred_noise([observations[k] for k in left])
         unsure = {k: one for k, one in zip(left, seen, strict=True) if one and not why_not_searched(one)}
         single = [k for k, one in unsure.items() if one.upload.num_examples == 1]
         shown, part = 0.0, 1 / (1 + bool(unsure))
@@ -108,8 +108,8 @@ class TextMembers(_Members):
     ) -> None:
         """Run gradient descents on the observations ``among``; replace results in ``best`` by those that fit better.
 
-        ``bags``: results of the bag of words, which may also replace. ``limit``: time limit of the exact attack.
-        ``share``: part of the evaluations to spend here.
+        ``bags``: bag-of-words results, which also replace those in ``best`` if they fit better. ``limit``: time limit
+        of the exact attack, to log whether it was cut. ``share``: share of the evaluations to spend here.
         """
         asked, apart = [], dict[int, float]()
         for k in among:  # descents start from the words of a whole bag
@@ -171,10 +171,9 @@ def _text_apart(observation: Observation, found: Reconstruction) -> float:
 
 
 class TableMembers(_Members):
-    """Attack on table rows: exact solutions, TabLeak, and for defended updates a search for the likeliest rows.
+    """Attack on table rows: of exact solutions and TabLeak, the result whose gradient is nearest to the update.
 
-    The first two results are compared by their gradients' distance from the update; the better one also starts the
-    search.
+    For defended updates, a search for the likeliest rows under the noise follows, which starts from that result.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
@@ -186,7 +185,7 @@ class TableMembers(_Members):
         if not left:
             return best
         asked = [observations[k] for k in left]
-        seen = {k: one or own for k, one, own in zip(left, _behind_values_changed(asked), asked, strict=True)}
+        seen = {k: one or own for k, one, own in zip(left, _with_inferred_noise(asked), asked, strict=True)}
         defended = any(one.knowledge.defense for one in seen.values())
         shown = 1.0 - (1.0 - _SHOWN_OF_ROWS) / 2 * defended
         with within(seconds_left() / (1 + defended)):
@@ -221,8 +220,8 @@ class TableMembers(_Members):
         return self._placed(replace(attack, labels=policy_for(first)))
 
 
-def _behind_values_changed(observations: Sequence[Observation]) -> list[Observation | None]:
-    """Return observations that know their inferred noise or rounding; ``None`` if another defense was inferred."""
+def _with_inferred_noise(observations: Sequence[Observation]) -> list[Observation | None]:
+    """Return observations with inferred noise or rounding as known defense; ``None`` for other inferred defenses."""
     found: list[Observation | None] = []
     for own, seen in zip(observations, evident_defense.undo_evident_defenses(observations), strict=True):
         inferred = own.knowledge.defense is None and seen.knowledge.defense

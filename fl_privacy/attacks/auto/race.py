@@ -31,9 +31,8 @@ from fl_privacy.types.film import Snapshot, joined, shortened
 
 ROUGHNESS = 3.0
 """Weight of total variation in a score: an image has to fit the update exp(3) times better for each further unit.
-Images of pure noise have a total variation of about 0.7, photographs of about 0.1. For exact updates, misfits differ by
-many orders of magnitude and decide alone; for noisy ones, all attempts fit alike, and the smoothest is the likeliest.
-"""
+Images of pure noise have about 0.7, photographs 0.1. Exact updates' misfits differ by many orders of magnitude and
+decide alone; for noisy ones, all attempts fit alike, and the smoothest is the likeliest."""
 
 EXACT = 1e-12  # mismatch of an update that is reproduced up to rounding in single precision
 
@@ -45,12 +44,15 @@ _LEAST_VARIATION = 0.01  # least total variation of an image
 
 @dataclass(frozen=True, eq=False)
 class Judgment:
-    """Scores of V attempts; the attempt with the least ``score`` (V,) wins.
+    """Scores of V attempts; the attempt with the least ``score`` (V,) wins, and infinity stands for NaN.
 
     ``mismatch``: (V,) geometric mean, over tensors, of 1 - cosine of the guess's gradient and the upload, in [0, 2];
-    differences that a known or inferred defense explains do not count. ``score``: ``log(mismatch) + ROUGHNESS * total
-    variation``, infinite for NaN. A known noise level determines the weight of total variation: the score is then
-    cosine distance / weight + total variation. Models that normalize by the batch are compared at equal contrast.
+    differences that a known or inferred defense explains do not count. The score is
+
+    - ``log(mismatch) + ROUGHNESS * total variation`` if the noise level is unknown;
+    - ``cosine distance / weight + total variation`` if it is known and determines the weight.
+
+    For models that normalize by the batch, total variation is taken at equal contrast.
     """
 
     mismatch: Tensor
@@ -99,9 +101,9 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return how far the log mismatch may fall by overfitting alone: 2 pixels / elements (Akaike 1974).
+    """Return the fall in log mismatch that overfitting explains: 2 pixels / elements (Akaike 1974).
 
-    The mismatch is that of the tensor with the most elements.
+    The elements are those of the largest tensor.
     """
     return 2 * problem.pixels / max(target.size for target in problem.rounds[-1].targets.values())
 
@@ -111,7 +113,7 @@ _EASED = 10.0  # largest factor by which total variation is eased from one rung 
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """One descent of a sub-attack on one victim, with its result so far; scores are those of :class:`Judgment`."""
+    """One gradient descent on one victim, with its best result so far and that result's scores (:class:`Judgment`)."""
 
     member: int  # number of the sub-attack
     start: int  # number of the attempt's start
@@ -145,8 +147,9 @@ class Attempt:
     ) -> "Attempt":
         """Return the attempt with its new result if that has a better score, else with the old one.
 
-        ``row``: the attempt's row in ``variables``, ``judged`` (scores) and ``losses``. Images from another attack are
-        replaced only if the log mismatch of the largest tensor also falls by at least ``margin``.
+        ``variables`` (N,), ``losses`` (T,), ``film`` (snapshots), and row ``row`` of the scores ``judged`` are the new
+        result's. Images from another attack are replaced only if the log mismatch of the largest tensor also falls by
+        ``margin``.
         """
         history = (*self.history, *losses[losses.isfinite()].tolist())
         roughness = min(self.roughness, max(self.roughness / _EASED, float(judged.balance[row])))
@@ -157,7 +160,7 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort attempts, best first; one with images from another attack stays first unless others fit clearly better."""
+    """Sort attempts by score; those begun from another attack's images stay first unless others fit clearly better."""
     given = [attempt for attempt in attempts if attempt.given]
     known = min((attempt.widest for attempt in given), default=math.inf)
     below = min((attempt.left_below for attempt in given), default=math.inf)
@@ -214,10 +217,10 @@ _SURE_OF_LABELS = 2  # number of attempts at a batch that take the inferred labe
 
 
 class Race:
-    """Successive halving of gradient descents for each victim of a group: in each round, the best attempts stay.
+    """Successive halving of gradient descents: in each round, only the best attempts at each victim go on.
 
-    ``entered``: attempts at each victim. ``features``: exact inputs of a hidden layer, by the victim's position; with
-    these, one more attempt compares the inputs, too. ``NotAttackableError`` if no sub-attack can attack the group.
+    ``entered``: attempts at each victim. ``features``: exact inputs of a hidden layer, by the victim's position; if
+    given, one more attempt also matches them. ``NotAttackableError`` if no attack can handle the group.
     """
 
     def __init__(
@@ -236,10 +239,9 @@ class Race:
         # enter an attempt of the first contender for each transformation that the client may have done
         if (transforms := len(first.rounds[0].known.transforms)) > 1:
             blank = [replace(blank[0], start=start) for start in range(max(transforms, len(entered)))]
-        self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.victims}
+        self.attempts = {victim.position: self._with_labels(victim, blank) for victim in first.victims}
 
-    def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
-        """Return the attempts ``blank`` at ``victim``, some with likely labels other than the inferred ones."""
+    def _with_labels(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
         blank = [replace(attempt, position=victim.position) for attempt in blank]
         if (known := self._features.get(victim.position)) is not None:
             free = [replace(attempt, labels=known.labels) for attempt in blank]

@@ -52,7 +52,7 @@ _PILOTED = 0.1  # share of the time left that the next measurement may take
 class Rung:
     """Round of successive halving, in which each attempt gets ``evaluations`` of the loss.
 
-    They are split into ``stages``; from one to the next, total variation gets less weight.
+    The evaluations are split into ``stages``; from one to the next, total variation gets less weight.
     """
 
     attempts: int  # number of attempts
@@ -61,13 +61,13 @@ class Rung:
 
 
 def most_attempts(evaluations: int) -> int:
-    """Return the largest number of descents that ``evaluations`` suffice to compare by successive halving."""
+    """Return the most gradient descents that successive halving can compare within ``evaluations``."""
     most = [n for n in range(1, _MOST + 1) if n * LEAST * (len(rungs(evaluations, n)) - 1) <= (1 - _LAST) * evaluations]
     return max(most, default=1)
 
 
 def affordable(evaluations: float, extra: int) -> int:
-    """Return the largest budget whose :func:`rungs`, with ``extra`` more attempts, take at most ``evaluations``."""
+    """Return the most evaluations whose :func:`rungs`, with ``extra`` more attempts, cost at most ``evaluations``."""
     number = max(LEAST, int(evaluations))
     while number > LEAST:
         planned = rungs(number, most_attempts(number) + extra)
@@ -97,7 +97,8 @@ def seconds_of(work: Callable[[], object]) -> float:
 def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: bool) -> int:
     """Return and log the evaluations per victim that fit into the time left.
 
-    ``work``: function that runs n evaluations; it is timed. ``cut``: ``True`` if time also ended an exact search.
+    ``work``: function that runs n evaluations; it is timed. ``cut``: ``True`` if the time limit has stopped a search
+    for exact solutions, which the log then mentions.
     """
     each = time_of_one(lambda number: seconds_of(lambda: work(number)) / number)
     found = max(LEAST, int(seconds_left() / each))
@@ -106,16 +107,16 @@ def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: boo
 
 
 def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
-    """Return a sentence for users: by which ``attack.evaluations`` a run limited by seconds is repeated.
+    """Return a sentence for users: the value of ``attack.evaluations`` that repeats a run limited by seconds.
 
-    ``cut``: ``True`` if the time limit also ended the search for exact solutions, which is not repeated.
+    ``cut``: ``True`` if the time limit also stopped the search for exact solutions, which is not repeated.
     """
     but = ", which repeat the descents but not what they start from: the clock ended a search for exact answers"
     return f"The seconds came to attack.evaluations={evaluations} for {victims} victims{but * cut}."
 
 
 def rungs(evaluations: int, attempts: int) -> list[Rung]:
-    """Plan successive halving (Jamieson and Talwalkar 2016) of ``attempts`` within ``evaluations`` in total."""
+    """Plan successive halving (Jamieson and Talwalkar 2016): rounds that share out ``evaluations`` to ``attempts``."""
     numbers = [attempts]
     while numbers[-1] > 1:
         numbers.append(math.ceil(numbers[-1] / _KEPT))
@@ -151,7 +152,7 @@ class GrayStart:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SubAttack:
-    """Gradient inversion that ``attack=auto`` tries several times, with other starts and weights of total variation."""
+    """Gradient inversion that ``attack=auto`` runs several times, with other starts and weights of total variation."""
 
     name: str
     attack: GradientInversion  # attack without total variation, which the attempts add
@@ -166,12 +167,12 @@ Entry = tuple[SubAttack, int, float]
 def entries(
     observation: Observation, most: int, placed: Callable[[GradientInversion], GradientInversion]
 ) -> list[Entry]:
-    """List at most ``most`` attempts at ``observation``, strongest first; ``placed`` sets an attack's device."""
+    """List at most ``most`` attempts at ``observation``, best first; ``placed`` sets the device of an attack."""
     found = (replace(contender, attack=placed(contender.attack)) for contender in _sub_attacks_for(observation))
     curved, layered, squared, signed, usual = found
     # quasi-Newton methods get far if no layer has a kink or is a transformer's
     smooth = not any(isinstance(module, _ROUGH) for module in observation.model.modules())
-    thin = _share_known(observation)
+    thin = _known_values_per_pixel(observation)
 
     def smoothed(weight: float) -> SubAttack:
         return replace(signed, attack=replace(signed.attack, priors=(TotalVariation(weight=weight),)))
@@ -210,7 +211,6 @@ def entries(
 
 
 def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
-    """Return five gradient inversions: L-BFGS on three distances of gradients, signed Adam with and without prior."""
     statistics = (BatchNormStatistics(weight=0.1 if uploaded_statistics(observation) else 1e-3),)
     base = GradientInversion(
         objective=Cosine(),
@@ -234,8 +234,8 @@ def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
     )
 
 
-def _share_known(observation: Observation) -> float:
-    """Return the number of update values per pixel that a sparsifying defense kept; infinite if all are known."""
+def _known_values_per_pixel(observation: Observation) -> float:
+    """Return the number of exactly known update values per pixel after sparsification; infinite if all are known."""
     parts = observation.knowledge.defense or ()
     if not any(isinstance(part.effect, Sparse) for part in parts):
         return math.inf

@@ -66,9 +66,10 @@ class _Stretched(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """Callable that recovers the first shared layer's input, by :func:`recover_by_lemma` or gradient ``matching``.
+    """Callable that recovers each client's input of the first layer that it uploaded.
 
-    For each observation, it returns the input or the reason why the input can't be recovered.
+    It solves for the input (:func:`recover_by_lemma`) if that is exact, and else searches it by the gradient inversion
+    ``matching``. For each observation, it returns the input, or the reason why that can't be recovered.
     """
 
     matching: GradientInversion
@@ -123,9 +124,10 @@ def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InversionProblem:
-    """Loss ``||F(x) - O||^2`` plus image priors of V victims, for first layers F and their ``features`` O (V, B, ...).
+    """Loss ``||F(x) - O||^2`` plus image priors of V victims, for first layers F and their outputs O.
 
-    A victim's N variables (V, N) are pixels of ``shape`` (B, C, H, W), then ``unknown`` weights of F to guess.
+    O is ``features`` (V, B, ...). A victim's N variables are the pixels of its images x, of ``shape`` (B, C, H, W), and
+    then the weights of F that are guessed, too (``unknown``: start values by name).
     """
 
     attack: "ModelInversion"
@@ -244,12 +246,12 @@ JOINTLY = "It optimizes the private layers jointly with the image, starting from
 class ModelInversion(GroupAttack):
     """Attack that minimizes ``||F(x) - O||^2 / ||O||^2`` + priors over images x with features O (He et al. 2019).
 
-    ``relative=False`` omits the division (Gu et al. 2021, Algorithm 3). F are the model's first layers, and O is their
-    output for the victim's images. If these layers are private, F are a colluding client's or other stand-ins; if not,
-    F is the first layer as sent.
+    F are the model's first layers, and O is their output for the victim's images. If these layers are private,
+    stand-ins replace F, such as a colluding client's layers; if not, F is the first layer as sent. ``relative=False``
+    omits the division (Gu et al. 2021, Algorithm 3).
 
-    If ``front`` is ``joint``, the parameters of F are optimized with each image. ``recover_at``: name of the module
-    with input O, such as one where :func:`recover_by_lemma` is exact; by default, the first that is not private.
+    ``front="joint"`` also optimizes the parameters of F for each image. ``recover_at``: module whose input is O if O
+    has to be recovered; by default, the first that is not private.
     """
 
     recovery: Recovery = field(default_factory=lambda: Recovery(matching=GradientInversion()))

@@ -15,7 +15,7 @@ MOST_UNCOUNTED = 1_000_000  # largest number of rows of a class without counts
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Moments:
-    """Moments of K classes and F features, such as those of a fitted GaussianNB."""
+    """Means, variances and, if sent, counts of K classes and F features, as in a fitted GaussianNB."""
 
     means: np.ndarray  # (K, F), ``theta_``
     variances: np.ndarray  # (K, F), ``var_``: variances plus ``smoothing``
@@ -41,9 +41,12 @@ class Moments:
 class RowsBetween:
     """The rows that one class gained or lost between two rounds.
 
-    ``rows`` has F features. For ``change`` +-1, it is the row (1, F); for +-2, (2, F) each feature's smaller value,
-    then its larger one; for 0, (2, F) the row that went and the row that came, if one was exchanged, NaN for equal
-    values. Otherwise it is empty.
+    ``rows`` has F features, and its shape depends on ``change``, the rows gained minus the rows lost:
+
+    - 1 or -1: the row, (1, F).
+    - 2 or -2: each feature's smaller value, then its larger one, (2, F).
+    - 0: the row that was lost, then the one gained, if one was exchanged, (2, F); NaN for equal values.
+    - otherwise: empty.
     """
 
     label: int
@@ -55,11 +58,9 @@ class RowsBetween:
 
 
 def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
-    """Return the rows that came or went between two rounds of one client, for each class that changed.
+    """Return the rows that were added or removed between two rounds of one client, for each class that changed.
 
-    The changes of a class's sum and sum of squares give one row at once, two rows as mean +- deviation, and an exchange
-    of x for x' by x - x' and x^2 - x'^2. If counts are unknown, only changes by one row are found. Rounds with
-    different numbers of classes or features raise ``UserError``.
+    Without counts, only changes by one row are found. ``UserError`` if the rounds differ in classes or features.
     """
     if before.means.shape != after.means.shape:
         raise UserError(
@@ -81,7 +82,7 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
 def rows_alone(moments: Moments) -> tuple[tuple[int, np.ndarray], ...]:
     """Return (class, row) for each class with a single row; the row is the class's mean.
 
-    If counts are unknown, a class is taken for one with a single row if its variance is only the smoothing or nearly 0.
+    If counts are unknown, a class counts as one if its variance is only the smoothing or nearly 0.
     """
     if moments.counts is not None:
         alone = moments.counts == 1
@@ -117,7 +118,7 @@ def _counted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
 
 
 def _uncounted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
-    """Find the one row of class ``label`` that came or went, without counts; ``None`` if no number of rows fits."""
+    """Find the one added or removed row of class ``label`` without class counts; ``None`` if no count fits."""
     options = []
     for change, (old, new) in ((1, (before, after)), (-1, (after, before))):
         step = new.means[label] - old.means[label]

@@ -12,7 +12,7 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LogisticOptimum:
-    """A fitted model for F features and K classes, or K = 1 for two classes."""
+    """Fitted logistic regression for F features and K classes, or K = 1 for two classes."""
 
     weights: np.ndarray  # (K, F), ``coef_``
     intercepts: np.ndarray  # (K,), ``intercept_``
@@ -36,7 +36,7 @@ class LogisticOptimum:
 
 
 def weighted_sums(optimum: LogisticOptimum) -> np.ndarray:
-    """Return each class's sum (K, F) of the client's rows weighted by y - p; at the optimum they equal weights / C."""
+    """Return each class's sum (K, F) of the client's rows, weighted by label minus probability (weights / C)."""
     return np.asarray(optimum.weights / optimum.inverse_penalty)
 
 

@@ -59,8 +59,9 @@ def minimize_in_stages(
 ) -> Solutions:
     """Minimize the loss of ``problem`` for V victims from ``variables`` (V, N), in each stage of the image source.
 
-    Each stage varies other variables, such as a generator's latents, then its features. A victim keeps the stage of
-    least loss, without the source's penalty. ``filmed``: indices of victims whose guesses are recorded.
+    Each stage optimizes other variables, such as a generator's latents, then its features. A victim's result is that of
+    the stage with the least loss, not counting the source's penalty. ``filmed``: indices of victims whose guesses are
+    recorded.
     """
     settings, moves, source = prepared.settings, prepared.moves, prepared.settings.source
     stages, best = 1 if source is None else source.stages, None
@@ -95,7 +96,7 @@ def minimize_in_stages(
 
 
 def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstruction]:
-    """Attack every victim until an attempt is accepted or the restarts are used up."""
+    """Attack each victim until an attempt is accepted or no restarts are left; return results by victim."""
     together = prepared.attempts_together
     capacity = max(1, prepared.capacity // together) * together
     attempts: dict[int, list[Restarted]] = {victim.position: [] for victim in prepared.victims}
@@ -158,9 +159,8 @@ def _reconstruction(victim: PreparedVictim, attempts: Sequence[Restarted], prepa
 class GradientInversion(GroupAttack, Settings):
     """Attack that minimizes ``objective(gradient(guess), observed) + priors(guess)`` over each victim's guess.
 
-    A victim's random numbers come from ``derive_generator(seed, "attack", observation.id, restart)``. Victims that
-    share model, values sent, plan and shapes are attacked together, which changes the last bits of results;
-    ``most_victims=1`` avoids that. The same call with as many CPU threads gives the same bits.
+    Victims that share model, sent values, local training plan and shapes are computed in one batch, which changes the
+    rounding of results; ``most_victims=1`` avoids that. The same call with as many CPU threads gives the same bits.
     """
 
     def __post_init__(self) -> None:

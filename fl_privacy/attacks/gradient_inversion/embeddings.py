@@ -17,8 +17,9 @@ from fl_privacy.types import Observation
 class WordEmbeddings(ImageSource):
     """Source of a :class:`TextModel`'s inputs: word embeddings (V, B, L, d) for V victims with B texts of L words.
 
-    The variables are embeddings over the root mean square of ``table``, those of n tokens (n, d). ``first``: function
-    that draws the start. ``reading``: way to decode embeddings. ``norm``: see ``Settings.embedding_norm``.
+    The variables are embeddings divided by the root mean square of ``table`` (n, d), the embeddings of all n tokens.
+    ``first``: function that draws the start. ``reading``: rule that decodes embeddings to tokens. ``norm``: see
+    ``Settings.embedding_norm``.
     """
 
     table: Tensor
@@ -57,7 +58,7 @@ class WordEmbeddings(ImageSource):
 
     @torch.no_grad()
     def read(self, inputs: Tensor) -> Tensor:
-        """Decode embeddings (..., L, d + 1) to tokens (..., L), -1 behind a text's end, where the last column is 0."""
+        """Decode embeddings (..., L, d + 1) to tokens (..., L), and to -1 after the end, where the last column is 0."""
         found = inputs[..., :-1]
         if self.reading == "nearest":
             scores = torch.nn.functional.normalize(found, dim=-1) @ torch.nn.functional.normalize(self.table, dim=1).T

@@ -25,9 +25,7 @@ _FEWEST = 8  # fewest columns of the output layer for an estimate
 
 _STRENGTH, _EDGE = 0.25, 0.05
 """Largest gradient of total variation with respect to a pixel, as a share of what noise adds to the objective's
-gradient (chosen on networks), and the shift of a pixel by noise from which it is used: about the difference of
-neighboring pixels in photographs.
-"""
+gradient; and the shift of a pixel by noise from which it is used, about that of neighbors in photographs."""
 
 _COARSE = 4  # side of the random images on which noise is measured, before they are resized to the victim's
 
@@ -78,10 +76,6 @@ def smoothing_of(
 
 
 def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return two total variation weights (V,) for V victims: for the attack's objective, and for cosine distance.
-
-    ``ratios``: for each victim, the norm of the noise in its update over that of the gradient.
-    """
     # The best weight grows with the noise (Rudin, Osher and Fatemi 1992), measured by its effect on random images.
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")
@@ -130,9 +124,7 @@ def _pull(problem: Problem, images: Tensor, labels: Tensor) -> Tensor:
 
 
 _ENOUGH = 64  # least number of elements of a tensor whose values are counted
-_MORE_ZEROS = (
-    0.05  # share of zeros or empty columns above that of undefended gradients from which a defense is inferred
-)
+_MORE_ZEROS = 0.05  # excess of zeros or empty columns, as a share, from which a defense is inferred
 _MOST_BITS = 12
 
 _OFF_GRID, _AT_THRESHOLD = 0.02, 0.02
@@ -155,7 +147,7 @@ class Usual:
 
 
 def usual_of(observation: Observation) -> Usual:
-    """Measure the statistics of undefended gradients on random images."""
+    """Measure, on random images and the observation's model, the statistics of a gradient without a defense."""
     rng = torch.Generator().manual_seed(0)
     count = observation.upload.num_examples
     like = next(iter(observation.sent.parameters.values()))
@@ -178,7 +170,8 @@ def usual_of(observation: Observation) -> Usual:
 def evident_defense(observation: Observation, usual: Usual) -> Description:
     """Infer a defense from signs in the update: few distinct values, a shared largest magnitude, zeros or noise.
 
-    Return () without signs. ``usual``: statistics of undefended gradients, which zeros or noise must exceed.
+    Return () if there are no signs. ``usual``: statistics of undefended gradients; zeros or noise are signs if an
+    update has clearly more of them.
     """
     update = observation.update()
     grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]
@@ -222,7 +215,7 @@ def noise_of_words(observation: Observation) -> Description:
 def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
     """Return the observations; those without a known defense get the one inferred from their update, if any.
 
-    ``clips``: ``True`` takes an update with noise, or without sign of a defense, as clipped to its own norm.
+    ``clips``: ``True`` also assumes clipping, to the update's own norm, if an update shows only noise or no defense.
     """
     usual: dict[tuple[object, ...], Usual | None] = {}
     seen = []

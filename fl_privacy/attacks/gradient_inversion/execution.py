@@ -54,7 +54,7 @@ class FasterEvaluation:
         return self._program(variables, *tensors)
 
     def make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
-        """Make a program that evaluates the problem faster, given variables and ``tensors``; ``None`` if impossible."""
+        """Return a faster program (variables, *``tensors``) -> (loss, gradient); ``None`` if there is none."""
         raise NotImplementedError
 
     @classmethod
@@ -136,7 +136,7 @@ def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: 
     """Return whether compiling likely saves more time than it takes.
 
     On a CPU, savings grow with ``written``, the bytes written in all evaluations, and costs with ``tensors``, the
-    number of those compared. On a GPU, savings grow with ``runs``, the number of evaluations.
+    number of gradient tensors that are compared. On a GPU, savings grow with ``runs``, the number of evaluations.
     """
     if compiler() is None:
         return False
@@ -148,7 +148,8 @@ def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: 
 class CompiledEvaluation(FasterEvaluation):
     """Evaluator that compiles ``Problem.evaluate`` for the shapes of the first call.
 
-    If compiling fails or changes numbers, it warns and evaluates uncompiled. ``demanded``: raise ``UserError`` instead.
+    If compiling changes numbers or fails, it warns and evaluates uncompiled; if ``demanded``, a failure is a
+    ``UserError``.
     """
 
     def __init__(self, *, demanded: bool) -> None:
@@ -241,13 +242,12 @@ def _bytes_of_a_chunk(device: torch.device) -> int:
 
 WORTHWHILE = 20_000_000
 """Number of a layer's multiplications, over all images, from which several threads are used: about a millisecond.
-Below, threads that share cores with another process wait up to a hundred times longer than they compute.
-"""
+Below, threads that share cores with another process wait up to a hundred times longer than they compute."""
 
 
 @contextmanager
 def fitting_threads(multiplications: int) -> Iterator[None]:
-    """Keep freed memory in this context; use one CPU thread if layers' ``multiplications`` are below ``WORTHWHILE``."""
+    """Keep freed memory for reuse, and use one CPU thread if layers have too few ``multiplications`` for several."""
     with memory.freed_memory_kept(), cpu_threads(1 if multiplications < WORTHWHILE else torch.get_num_threads()):
         yield
 
@@ -294,7 +294,7 @@ def capture_on_gpu(run: Run) -> tuple[Callable[[], object], tuple[Tensor, Tensor
 
 
 class CapturedEvaluation(FasterEvaluation):
-    """Evaluator that captures ``Problem.evaluate`` as a CUDA graph once its shapes have recurred."""
+    """Evaluator that captures ``Problem.evaluate`` as a CUDA graph after several calls with the same shapes."""
 
     made_at, renewed, most, least = 10, True, 64, 60
 

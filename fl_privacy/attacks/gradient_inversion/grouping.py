@@ -26,8 +26,7 @@ from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstr
 
 _TURNS, _DOUBTFUL, _LEAST_DOUBT = 30, 20, 0.05
 """Number of turns that estimate signs and image alternately; number of turns over which the image's extra uncertainty
-falls; and its last value, as a share of the prior variance.
-"""
+falls; and its last value, as a share of the prior variance."""
 
 _LEAST_SHARE, _LEAST_VARIANCE = 1e-3, 1e-3  # least share of an image in its mixture, and least variance of a pixel
 
@@ -44,7 +43,8 @@ def as_mixture(observation: Observation) -> Observation:
 def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
     """Replace reconstructed image mixtures (InstaHide) of the same example by the image that they have in common.
 
-    The attacker must have public images, and know that the defense mixes; uploads of several examples are unchanged.
+    A reconstruction stays unchanged if its upload holds several examples, or the attacker has no public images or does
+    not know that the defense mixes.
     """
     together: dict[object, list[int]] = {}
     for place, (observation, own) in enumerate(zip(observations, found, strict=True)):
@@ -77,7 +77,7 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
     """Find the image that ``mixtures`` of one example have in common, and its label, by expectation maximization.
 
     A mixture is a weighted sum of images, (1, C, H, W) in [0, 1], with labels (1,) or (1, K); some of its pixels may be
-    negated. Each step estimates which pixels were negated, and then the image under a prior of public images.
+    negated. Public images give a prior.
     """
     known, effect = observation.knowledge, mixing(observation.knowledge.defense)
     assert known.public_images is not None and effect is not None
@@ -93,17 +93,12 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
     seen = torch.stack([batch.inputs[0].flatten() for batch in mixtures]).to(prior.means)
     others = labeled * shares.clone()
     others[:, label] = 0
-    image = _solved(seen, own, others, prior, label)
+    image = _estimated_image(seen, own, others, prior, label)
     shape = mixtures[0].inputs.shape
     return Batch(image.clamp(0, 1).view(shape).to(mixtures[0].inputs), label[None].to(mixtures[0].inputs.device))
 
 
-def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label: Tensor) -> Tensor:
-    """Estimate the image (N,) that all U mixtures ``seen`` (U, N) of N pixels contain.
-
-    ``own``: share (U,) of the image in each mixture. ``others``: shares (U, K) of other images, by class. ``prior``:
-    distribution of public images' pixels, by class. ``label``: the image's class.
-    """
+def _estimated_image(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label: Tensor) -> Tensor:
     rest = (1 - own - others.sum(1)).clamp_min(0)
     expected_others = others @ prior.of(torch.arange(others.shape[1]))[0] + rest[:, None] * prior.means.mean(0)
     means, which = prior.of(label)
@@ -136,7 +131,7 @@ UNFORESEEN = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueE
 
 @dataclass(frozen=True, eq=False)
 class Victim:
-    """A victim's last update (``observation``) and ``earlier`` ones of the same examples."""
+    """Updates of the same examples, attacked together: the last one, ``observation``, and ``earlier`` ones."""
 
     position: int  # index of the last update in the caller's list
     observation: Observation
@@ -156,7 +151,7 @@ class Victim:
 
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Turn each observation into a victim, or several of the same examples into one if their defense is known."""
+    """Turn observations into victims; those of the same examples become one victim if their defense is known."""
     together: dict[object, list[tuple[int, Observation]]] = {}
     for position, observation in observations:
         known = observation.knowledge
@@ -169,7 +164,7 @@ def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
 
 @dataclass(eq=False)
 class Group:
-    """Victims that one batch can attack: same model, values sent, training plan, shapes and tensors."""
+    """Victims that one batched computation attacks: same model, sent values, training plan, shapes and tensors."""
 
     observations: dict[int, Observation] = field(default_factory=dict)  # last updates, by index in the caller's list
     earlier: list["Group"] = field(default_factory=list)  # the same victims' updates of earlier rounds
@@ -225,10 +220,11 @@ class Groups:
     After an unforeseen error (:data:`UNFORESEEN`), a group is attacked again, one victim at a time.
 
     Args:
-        progress: callback for the work done, in thousandths of a victim.
-        rounds: ``joined`` attacks updates of the same examples together, ``last`` only the last, ``apart`` each one.
+        progress: callback (done, total) for the work, of which each victim counts 1000.
+        rounds: treatment of several updates of the same examples: ``joined`` attacks them together, ``last`` only the
+            last, ``apart`` each by itself.
         wrong: function that returns the reason why an observation can't be attacked, or ``None``.
-        see: function that changes the observations before the attack, such as to undo defenses.
+        see: function that changes the observations before the attack, such as to enter inferred defenses.
     """
 
     @without_checkpointing()
@@ -258,7 +254,7 @@ class Groups:
 
     @contextmanager
     def attempt(self, group: Group) -> Iterator[Report]:
-        """Context for an attack on ``group`` that records its failure; yields a function to report the share done."""
+        """Record a failure of the attack on ``group`` in this context; yield a callback for the share of work done."""
         before, size = self._done, 1000 * len(group.observations)
         try:
             with without_checkpointing():
@@ -312,9 +308,9 @@ class GroupAttack(ABC):
     def solved_once(
         self, solve: Solve, group: Group, seed: int, report: Report, *, used: Sequence[Effect] = ()
     ) -> dict[int, Reconstruction]:
-        """Return ``solve(group, seed, report)``, computed once for all observers who differ in the known defense alone.
+        """Return ``solve(group, seed, report)``, computed once for attackers who differ only in the defense they know.
 
-        ``used``: effects of that defense on which results depend.
+        ``used``: effects of that defense on which results depend, and which must be the same.
         """
         upload, of = group.first.upload, group.observations
         facts = [fact for o in of.values() for fact in (vars(o) | vars(o.knowledge) | _UNUSED).values()]
@@ -331,7 +327,7 @@ class GroupAttack(ABC):
 
     @abstractmethod
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Return reconstructions of ``group`` by index in the caller's list, or raise ``NotAttackableError``."""
+        """Return reconstructions of ``group``, keyed as its observations are, or raise ``NotAttackableError``."""
 
 
 def failed(observation: Observation, reason: str) -> Reconstruction:
@@ -352,7 +348,10 @@ Reading = Callable[[Observation, torch.Generator, Report], Reconstruction]
 
 
 def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Reconstruct each victim of ``group`` with the function ``read``; return results by index in the caller's list."""
+    """Reconstruct each victim of ``group`` by ``read``; return results, keyed as the group's observations are.
+
+    ``name``: attack's name for progress and random streams. ``report``: callback for the share of work done.
+    """
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 

@@ -66,18 +66,18 @@ def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
     fits = max(_FITS, *(_ROUNDED * torch.finfo(precision_of(g)).eps for g in sent.values()))
     if observation.upload.num_examples == 1 and layer[1] in gradient:
         single = SingleExample.of(model, observation.input_shape, layer, gradient)
-        return plain if single is None else _of_one(single, fits)
-    return plain if observation.num_classes == 1 else _of_many(observation, layer, gradient, fits)
+        return plain if single is None else _loss_of_one(single, fits)
+    return plain if observation.num_classes == 1 else _loss_of_batch(observation, layer, gradient, fits)
 
 
 def precision_of(gradient: Tensor) -> torch.dtype:
-    """Infer in which floating-point type a gradient was computed, before any scaling, from its rounding."""
+    """Infer from the rounding of a gradient in which floating-point type it was computed, before any scaling."""
     values = gradient[gradient != 0].abs().sort().values
     coarse = len(values) >= _COARSE_FROM and float((values.diff() == 0).float().mean()) > _EQUAL
     return torch.bfloat16 if coarse else computed_in(gradient)
 
 
-def _of_one(single: SingleExample, fits: float) -> tuple[Loss, str]:
+def _loss_of_one(single: SingleExample, fits: float) -> tuple[Loss, str]:
     for loss in _candidates(single.head):
         labels, left = labels_behind(single.head, loss, single.slopes)
         if loss is CROSS_ENTROPY and left < fits and not labels.is_floating_point():
@@ -95,10 +95,9 @@ def _of_one(single: SingleExample, fits: float) -> tuple[Loss, str]:
     )
 
 
-def _of_many(
+def _loss_of_batch(
     observation: Observation, layer: tuple[str, str | None], gradient: Tensors, fits: float
 ) -> tuple[Loss, str]:
-    """Infer a batch's loss from its output layer's ``gradient``; return it with a sentence that explains it."""
     weight = gradient[layer[0]]
     bias = gradient.get(layer[1] or "")
     columns = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
@@ -156,11 +155,10 @@ _LEAST_KNOWN = 2  # known values of a row, or of a column, that suffice to find 
 
 
 def without_adam(observation: Observation) -> Observation:
-    """Replace one step of Adam by the gradient behind it; other observations are unchanged.
+    """Replace one step of Adam by the gradient that it was computed from; other observations are unchanged.
 
-    Adam's first step is ``-delta / lr = g / (|g| + eps)``, so that ``|g| = eps r / (1 - r)`` for ``r = |delta| / lr``.
-    In single precision, this gives magnitudes below 1e-3, and those below 1e-4 to a few percent. Larger ones follow for
-    a single example, whose gradient of a linear layer is a product of two vectors.
+    In single precision, only magnitudes below 1e-3 can be recovered, those below 1e-4 to a few percent. Larger ones are
+    found for a single example, whose gradient of a linear layer is a product of two vectors.
 
     If a step is longer than Adam's, or the longest is less than half of it, the observation only gets a note.
     """
@@ -176,7 +174,7 @@ def without_adam(observation: Observation) -> Observation:
     for name, delta in observation.update().items():
         if name not in sent or sent[name].shape != delta.shape:
             return observation
-        step, error = _quotient(delta, sent[name], lr=plan.lr, decay=decay)
+        step, error = _adam_step(delta, sent[name], lr=plan.lr, decay=decay)
         longest = max(longest, float(step.abs().max())) if step.numel() else longest
         too_long |= bool((step.abs() > 1 + error).any())
         sizes[name] = _size(step.abs() - error), _size(step.abs() + error), step.sign()
@@ -189,12 +187,11 @@ def without_adam(observation: Observation) -> Observation:
         return observation if note in observation.notes else replace(observation, notes=(*observation.notes, note))
     if observation.upload.num_examples == 1:
         for name in [name for name, own in sizes.items() if name.endswith(".weight") and own[0].dim() == 2]:
-            _complete(sizes, name)
+            _narrow_bounds(sizes, name)
     return _of_gradient(observation, sizes, plan.weight_decay if plan.optimizer == "adam" else 0.0)
 
 
-def _quotient(delta: Tensor, sent: Tensor, *, lr: float, decay: float) -> tuple[Tensor, Tensor]:
-    """Return Adam's step ``-delta / lr``, without weight decay, and its rounding error, both float64."""
+def _adam_step(delta: Tensor, sent: Tensor, *, lr: float, decay: float) -> tuple[Tensor, Tensor]:
     rounding = torch.finfo(sent.dtype).eps
     before = sent.double()
     after = before + delta.double()
@@ -209,10 +206,10 @@ def _size(quotient: Tensor) -> Tensor:
     return torch.where(inside < 1, EPSILON * inside / (1 - inside).clamp_min(1e-300), torch.inf)
 
 
-def _complete(sizes: dict[str, tuple[Tensor, Tensor, Tensor]], name: str) -> None:
-    """Narrow bounds of gradient values in place: a single example's gradient is a product of two vectors.
+def _narrow_bounds(sizes: dict[str, tuple[Tensor, Tensor, Tensor]], name: str) -> None:
+    """Narrow, in place, the bounds on the gradient of weight ``name``, a product of two vectors for one example.
 
-    ``sizes``: lower and upper bound of the absolute value, and sign, by parameter. ``name``: a linear layer's weight.
+    ``sizes``: least and largest absolute value, and sign, by parameter.
     """
     bias, shape = name.removesuffix("weight") + "bias", sizes[name][0].shape
     names = [name, bias] if bias in sizes and sizes[bias][0].shape == shape[:1] else [name]
@@ -289,7 +286,10 @@ _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = 
 
 @dataclass(frozen=True, eq=False)
 class Disclosed:
-    """An observation with inferred loss, no random layers and inputs in [0, 1]; ``wrong``: why it can't be attacked."""
+    """An observation changed by what was inferred about its client: loss given, no random layers, inputs in [0, 1].
+
+    ``wrong``: reason why it can't be attacked, else ``None``.
+    """
 
     observation: Observation
     wrong: str | None = None
@@ -312,7 +312,7 @@ def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
 
 
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
-    """Return ``found`` with inputs in the client's own range, and notes on what was inferred about the client."""
+    """Return ``found`` with inputs in the range of ``observation``, and with notes on changes in ``attacked``."""
     assumed = {WHOLE_LABELS, SOFT_LABELS} if found.certainty is not Certainty.APPROXIMATE else set[str]()
     notes = tuple(dict.fromkeys(n for n in (*attacked.observation.notes, *found.notes) if n not in assumed))
     low, high = observation.input_range
@@ -358,19 +358,18 @@ def _covers(observation: Observation) -> bool:
 def _compared(observation: Observation) -> str:
     why, plan = "", observation.plan
     if plan.mode == "train":
-        outputs = _two_passes(observation, plan)
+        outputs = _outputs_of_two_passes(observation, plan)
         if outputs is not None and _alike(*outputs):
             return ""
         why, plan = _RETURNS_MORE if outputs is None else DRAWS, replace(plan, mode="eval")
-    evaluated = _two_passes(observation, plan)
+    evaluated = _outputs_of_two_passes(observation, plan)
     if evaluated is None:  # the attack reports the reason
         return ""
     return why if _alike(*evaluated) else _IN_NO_MODE
 
 
 @torch.no_grad()
-def _two_passes(observation: Observation, plan: LocalPlan) -> tuple[Tensor, Tensor] | None:
-    """Return the model's outputs (B, K) in two passes with different seeds; ``None`` if one fails."""
+def _outputs_of_two_passes(observation: Observation, plan: LocalPlan) -> tuple[Tensor, Tensor] | None:
     like = next(iter(observation.assumed().parameters.values()))
     model = frozen_copy(observation.model, observation.assumed(), plan, device=like.device, dtype=torch.float32)
     images = torch.rand((2, *observation.input_shape), generator=torch.Generator().manual_seed(0)).to(like.device)

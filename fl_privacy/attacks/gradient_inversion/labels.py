@@ -25,7 +25,7 @@ _TRIALS = 32  # noise images that stand in for a batch whose labels are counted,
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """A network's ``outputs`` (B, K), differentiable in ``leaf`` (B, K), those of its last linear layer."""
+    """A network's ``outputs`` (B, K), as a differentiable function of ``leaf`` (B, K), its last linear layer's."""
 
     leaf: Tensor
     outputs: Tensor
@@ -46,7 +46,7 @@ class Head:
 
 
 def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
-    """Return labels (B,) or (B, K) whose loss has the gradient ``slopes`` (B, K), and its relative error."""
+    """Find labels for which the loss's gradient at the logits is ``slopes`` (B, K), and the fit's relative error."""
     found: list[tuple[Tensor, float]] = []
     if loss.targets == "classes":  # class weights and clipping change only the lengths of gradients
         each = (head.slopes(loss, torch.full_like(slopes[:, 0], k, dtype=torch.long)) for k in range(slopes.shape[1]))
@@ -55,13 +55,13 @@ def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
         found.append((classes, float((2 * least.clamp_min(0)).sqrt().max())))
         if found[0][1] < _FITS or loss.takes == "indices":
             return found[0]
-    rows = _rows(head, loss, slopes)
+    rows = _target_rows(head, loss, slopes)
     found.append((rows, float((head.slopes(loss, rows) - slopes).norm()) / (float(slopes.norm()) + _PROBABILITY)))
     return min(found, key=lambda one: one[1])
 
 
-def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
-    """Find targets (B, K), for classes with sum 1, that give the loss the gradient ``slopes`` (B, K) at the logits."""
+def _target_rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
+    """Find label rows (B, K) for which the loss's gradient at the logits is ``slopes``; rows for classes sum to 1."""
     size, number = slopes.shape
     zeros = slopes.new_zeros(size, number)
     base = head.slopes(loss, zeros)
@@ -89,7 +89,7 @@ class SingleExample:
     def of(
         cls, model: nn.Module, shape: tuple[int, ...], layer: OutputLayer, gradient: Tensors
     ) -> "SingleExample | None":
-        """Infer one example's outputs from the output layer's ``gradient``; ``None`` if incomplete or of several."""
+        """Infer one example's outputs from the output layer's ``gradient``; ``None`` if it does not determine them."""
         weight, bias = layer
         if bias is None or not {weight, bias} <= gradient.keys():
             return None
@@ -111,7 +111,7 @@ def counted_labels(
 
     Each label's gradient is measured on noise images of ``shape``.
     """
-    each = _slopes_by_class(model, loss, shape, layer).to(evidence)
+    each = _mean_slopes(model, loss, shape, layer).to(evidence)
     labels = list[int]()
     for _ in range(size):
         labels.append(_best_addition(each, labels, evidence))
@@ -126,8 +126,8 @@ def _best_addition(each: Tensor, labels: Sequence[int], evidence: Tensor) -> int
     return int(F.cosine_similarity(each + each[list(labels)].sum(0), evidence[None], dim=1, eps=1e-30).argmax())
 
 
-def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer) -> Tensor:
-    """Return the loss's mean gradient at noise images' logits for each of K labels, (K, K), up to a common factor."""
+def _mean_slopes(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer) -> Tensor:
+    """Return, for each label (row), the loss's mean gradient (K, K) at noise images' logits, up to a factor."""
     like = next(model.parameters())
     noise = torch.rand((2 * _TRIALS, *shape), generator=torch.Generator().manual_seed(0)).to(like)
     path = layer[0].rpartition(".")[0]
@@ -146,8 +146,8 @@ def usual_outputs(
 ) -> tuple[Tensor, Tensor]:
     """Estimate the mean softmax (K,) and mean input (F,) of a client's output layer from random inputs.
 
-    If the layer's ``gradient`` (of the mean loss, unscaled) is given, it corrects the mean softmax by the one that
-    equal features of all examples would give. ``shape``: (C, H, W), or (L,) of tokens. ``rng``: on the CPU.
+    With the layer's ``gradient`` (of the mean loss, unscaled), the mean softmax is moved towards the one that follows
+    from it if all examples have equal features. ``shape``: (C, H, W), or (L,) of tokens. ``rng``: on the CPU.
     """
     weight, bias = layer
     like = next(model.parameters())
@@ -164,7 +164,7 @@ def usual_outputs(
         # If all examples had the features h = G^T b / |b|^2, they would explain the share rho = |b h^T|^2 / |G|^2 of G.
         # d = softmax for h - 1 / K and e = mean softmax - 1 / K have independent errors; m = (d + e) / 2. The result is
         # rho (1 / K + w m) + (1 - rho) (uncorrected), with w = <d, e> / |m|^2 in [0, 1] (James and Stein 1961).
-        answer, explained = _answer_of_common_features(model, (weight, bias), gradient)
+        answer, explained = _softmax_of_equal_features(model, (weight, bias), gradient)
         common, one, other = 0.5 * (answer + mean) - equal, answer - equal, mean - equal
         trust = ((one * other).sum() / common.square().sum().clamp_min(_least(like))).clamp(0, 1)
         found = explained * (equal + trust * common) + (1 - explained) * found
@@ -172,8 +172,8 @@ def usual_outputs(
 
 
 @torch.no_grad()
-def _answer_of_common_features(model: nn.Module, layer: tuple[str, str], gradient: Tensors) -> tuple[Tensor, Tensor]:
-    """Return the softmax (K,) that equal features of all examples would give, and how much they explain (0 to 1)."""
+def _softmax_of_equal_features(model: nn.Module, layer: tuple[str, str], gradient: Tensors) -> tuple[Tensor, Tensor]:
+    """Return the softmax (K,) if all examples had equal features, and the share of the gradient that this explains."""
     whole, residual = (gradient[name] for name in layer)
     size = residual.square().sum().clamp_min(_least(residual))
     features = whole.T @ residual / size
@@ -208,7 +208,8 @@ def choose_labels(
 ) -> tuple[Tensor | None, str]:
     """Return a victim's labels (B,) or (B, K) and their source: ``known``, ``inferred`` or ``optimized``.
 
-    Labels to be optimized are ``None``. ``NotAttackableError`` if ``policy`` asks for labels that can't be obtained.
+    Labels to be optimized are ``None``. ``loss_scale``: factor of the client's loss, by which its gradient is divided.
+    ``NotAttackableError`` if ``policy`` asks for labels that can't be obtained.
     """
     given, like = observation.knowledge.labels, next(model.parameters())
     if policy == "optimize":
@@ -239,7 +240,7 @@ def choose_labels(
     if single:
         gradient = {name: torch.cat([-g, g]) for name, g in gradient.items()}
     if not is_plain(loss):
-        return _labels_of(observation, model, layer, gradient, policy)
+        return _labels_under_other_loss(observation, model, layer, gradient, policy)
     if observation.upload.num_examples == 1:  # needs no guessed input
         found = single_label(gradient, layer)
     else:
@@ -281,14 +282,9 @@ def logit_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
     return output_layer(model, 1) if num_classes == 2 and last is not None and last.out_features == 1 else None
 
 
-def _labels_of(
+def _labels_under_other_loss(
     observation: Observation, model: nn.Module, layer: OutputLayer, gradient: Tensors, policy: LabelPolicy
 ) -> tuple[Tensor | None, str]:
-    """Infer labels for losses other than plain cross entropy: return (labels, "inferred") or (``None``, "optimized").
-
-    Labels have to be optimized if the output layer's ``gradient`` does not determine them; ``NotAttackableError`` if
-    ``policy`` or the loss forbids that. ``layer``: names of the layer's weight and bias.
-    """
     loss, size, shape = observation.loss or CROSS_ENTROPY, observation.upload.num_examples, observation.input_shape
     evidence = _evidence(gradient, layer)
     if evidence is not None and size == 1:
@@ -353,7 +349,7 @@ def infer_labels(
 def expected_counts(
     gradient: Tensors, layer: OutputLayer, batch_size: int, probabilities: Tensor, features: Tensor
 ) -> Tensor | None:
-    """Estimate the unrounded counts (K,) of the classes; see :func:`infer_labels`."""
+    """Estimate each class's count (K,) in a batch, not yet rounded; arguments as in :func:`infer_labels`."""
     evidence = _evidence(gradient, layer)
     if evidence is None:
         return None

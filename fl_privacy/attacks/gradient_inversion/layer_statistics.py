@@ -16,9 +16,13 @@ from fl_privacy.types import Tensors
 class AngularDistance(torch.autograd.Function):
     """Function for 1 - cosine (V,) between V victims' guessed and observed gradients, exact near zero.
 
-    It is half the squared distance of the unit vectors. Arguments: lengths (V,) of the whole guessed and observed
-    gradient; squared distance (V,) of their unit vectors over parts that are not given; number of given parts; these
-    parts, guessed and then observed, (V, n) each, of any n.
+    It is half the squared distance of the unit vectors.
+
+    Args:
+        length, observed_length: lengths (V,) of the whole gradients.
+        elsewhere: squared distance (V,) of the unit vectors over all tensors that are not among ``parts``.
+        count: number of guessed tensors in ``parts``.
+        parts: flattened tensors (V, n), of any n: first the guessed, then the observed ones.
     """
 
     @staticmethod
@@ -65,7 +69,7 @@ def _squared_length(values: Tensor) -> Tensor:
 
 
 class AbsoluteDifferences(torch.autograd.Function):
-    """Function for V images' mean absolute difference of horizontal neighbors plus that of vertical ones, (V,)."""
+    """Function for the mean absolute difference of horizontal plus that of vertical neighbors in V images, (V,)."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor) -> Tensor:
@@ -93,8 +97,7 @@ class AbsoluteDifferences(torch.autograd.Function):
 class Target:
     """The observed gradient of one tensor for V victims.
 
-    ``low``, ``high``: bounds (V, n) of the undefended tensor if the defense hid its value; guesses within them are
-    exact.
+    ``low``, ``high``: bounds (V, n) on the value before the defense, if that hid it; a guess within them has no error.
     """
 
     value: Tensor  # (V, n) flattened; (V, 0) if it is known by its factors
@@ -126,7 +129,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Statistics of a tensor's guessed gradient (V, *shape), given in full, against the observed one.
+    """Norms and distances (``LayerStatistics``) of a guessed gradient, held as one tensor (V, *shape).
 
     If the target has bounds, the guess is compared with the nearest value within them.
     """
@@ -168,7 +171,10 @@ class Explicit:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Statistics of V victims' weight gradients, products of factors ``deltas`` (V, M, P) and ``inputs`` (V, N, P)."""
+    """Norms and distances (``LayerStatistics``) of V guessed weight gradients, each a product of two factors.
+
+    The factors are ``deltas`` (V, M, P), gradients at the M outputs, and ``inputs`` (V, N, P), at P places of a layer.
+    """
 
     deltas: Tensor
     inputs: Tensor
@@ -211,7 +217,7 @@ class Products:
 
     @cached_property
     def _outside(self) -> Tensor:
-        """Return the squared norm (V,) of the guess's part outside the span of the observed gradient's factors."""
+        """Return the squared norm (V,) of the guess's part orthogonal to the observed gradient's factors."""
         along, rest, input_along, input_rest = self._split
         input_rest_products = input_rest.mT @ input_rest
         input_products = input_along.mT @ input_along + input_rest_products
@@ -220,7 +226,7 @@ class Products:
 
 @dataclass(frozen=True, eq=False)
 class Zero:
-    """Statistics of an all-zero gradient."""
+    """Norms and distances (``LayerStatistics``) of an all-zero guess."""
 
     target: Target
     guess: None = None
@@ -269,8 +275,8 @@ def weighted_distance(
     """Return each victim's sum (V,) over tensors of ``a ||g' - g||^2 + b sum |g' - g|``; it can be differentiated once.
 
     ``formed``: guessed gradients g' (V, *shape). ``factored``: for the other tensors, two factors whose product is g':
-    the gradient at the layer's output, and its input. ``targets``: observed g, without bounds. ``weights``: (a, b) by
-    tensor.
+    the gradient at the layer's output, and its input. ``targets``: observed gradients g, which are exact values, not
+    bounds. ``weights``: (a, b) by tensor.
     """
     observed = [torch.cat([targets[name].value for name in formed], 1)] if formed else []
     joined = [torch.cat([gradient.reshape(len(gradient), -1) for gradient in formed.values()], 1)] if formed else []
@@ -283,10 +289,7 @@ def weighted_distance(
 
 
 class _Compare(torch.autograd.Function):
-    """Function for :func:`weighted_distance` of joined guesses (V, n), followed by the two factors of each product.
-
-    ``elementwise``: weights a and b, (n,) each. ``products``: weights (a, b) of each product. ``observed``: gradients.
-    """
+    """Differentiable function that computes :func:`weighted_distance` for joined and factored gradients."""
 
     @staticmethod
     def forward(
@@ -306,7 +309,7 @@ class _Compare(torch.autograd.Function):
             slopes.append(slope.addcmul_(apart, squared, value=2))
         parts = zip(tensors[count::2], tensors[count + 1 :: 2], strict=True)
         for weights, own, (deltas, inputs) in zip(products, observed[count:], parts, strict=True):
-            slopes += _products(loss, deltas, inputs, own, weights, wanted=wanted)
+            slopes += _add_distances(loss, deltas, inputs, own, weights, wanted=wanted)
         ctx.save_for_backward(*(slopes if wanted else ()))
         return loss
 
@@ -317,10 +320,13 @@ class _Compare(torch.autograd.Function):
         return None, None, None, *found
 
 
-def _products(
+def _add_distances(
     loss: Tensor, deltas: Tensor, inputs: Tensor, observed: Tensor, weights: tuple[float, float], *, wanted: bool
 ) -> list[Tensor]:
-    """Add distances of ``deltas``^T ``inputs`` from ``observed`` to ``loss`` (V,); return gradients if ``wanted``."""
+    """Add to ``loss`` (V,) weighted distances of ``deltas``^T ``inputs`` from ``observed``.
+
+    ``weights``: of the squared and the absolute distance. ``wanted``: return the gradients of both factors.
+    """
     squared, absolute = weights
     shape = (deltas.shape[2], inputs.shape[2])
     size = len(deltas) if deltas.is_cuda else max(1, _IN_CACHE // (shape[0] * shape[1]))

@@ -22,9 +22,10 @@ _HISTORY = 100
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """Best variables (V, N) of V victims, their loss (V,), and losses (T, V) at T iterations, NaN after a victim's end.
+    """Result of a minimization: best variables (V, N) of V victims, their loss (V,), and the course of the losses.
 
-    ``snapshots[victim][row]``: best variables (N,) up to that row of ``history``, if the victim is recorded.
+    ``history`` (T, V): losses at T iterations, NaN after a victim's end. ``snapshots[victim][row]``: best variables
+    (N,) at that row of ``history``, if the victim is recorded.
     """
 
     variables: Tensor
@@ -37,7 +38,7 @@ class DescentState:
     """State of V victims' descents; finished victims stay until :meth:`select` removes them.
 
     ``best`` (V, N): variables of least loss so far, to which a victim returns when its loss is not finite.
-    ``rescued_at`` (V,): least loss at the last return. ``over`` (V,): ``True`` for finished victims.
+    ``rescued_at`` (V,): least loss when the victim last returned. ``over`` (V,): ``True`` for finished victims.
     """
 
     def __init__(self, variables: Tensor, iterations: int, filmed: Sequence[int] = ()) -> None:
@@ -162,9 +163,9 @@ def judged(
 
 
 class Minimizable(Protocol):
-    """A minimization problem with N variables in each of V rows.
+    """A minimization problem with N variables in each of V rows; ``attempts`` consecutive rows belong to one victim.
 
-    The first ``pixels`` columns are images or embeddings of texts; each ``attempts`` consecutive rows are one victim's.
+    The first ``pixels`` columns are images or embeddings of texts.
     """
 
     @property
@@ -174,7 +175,7 @@ class Minimizable(Protocol):
     def attempts(self) -> int: ...
 
     def images(self, variables: Tensor) -> Tensor:
-        """Return images (V, B, C, H, W), or texts (V, B, L, d + 1): embeddings, and 1, or 0 behind a text's end."""
+        """Return images (V, B, C, H, W), or texts (V, B, L, d + 1): embeddings, then 1 for a word, 0 after the end."""
         ...
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor: ...
@@ -189,7 +190,7 @@ def filmed_rows(observations: Iterable[Observation]) -> list[int]:
 
 @torch.no_grad()
 def films_of(problem: Minimizable, minimum: Minimum) -> dict[int, tuple[Snapshot, ...]]:
-    """Return the recorded guesses of each filmed victim in order of iterations, the final one last."""
+    """Return each recorded victim's guesses in the order of iterations, the final one last."""
     films = {}
     for row, snapshots in minimum.snapshots.items():
         number = minimum.history[:, row].isfinite().cumsum(0)
@@ -249,7 +250,8 @@ def minimize(
         enough: loss (V,) below which a victim is finished.
         evaluate: (problem, variables) -> loss (V,) and gradient (V, N).
         filmed: victims whose best iterates are recorded on the way.
-        moves: (iterations so far, problem, variables, generators) -> moved variables.
+        moves: function after each iteration that may change variables, such as the order of words: (iterations so far,
+            problem, variables, generators) -> variables.
     """
     assert not isinstance(settings.optimizer, EvolutionStrategy)
     state = DescentState(variables, settings.iterations, filmed)

@@ -18,8 +18,8 @@ LayerWeights = Mapping[str, float]
 class Objective(Protocol):
     """Distance (V,) between guessed and uploaded gradients of V victims, from statistics of each tensor.
 
-    ``elementwise``: ``True`` if it needs each element of a gradient. ``by_layer``: ``True`` if each tensor counts by
-    itself, so that small ones can't be concatenated.
+    ``elementwise``: ``True`` if it needs the single elements of gradients. ``by_layer``: ``True`` if it computes a
+    distance for each tensor, so that small ones can't be concatenated.
     """
 
     @property
@@ -41,7 +41,7 @@ def layer_weight(layers: LayerWeights, name: str) -> float:
 
 
 def weighted_names(layers: LayerWeights, names: Iterable[str]) -> list[str]:
-    """List tensors with nonzero weight; raise ``UserError`` if a pattern matches no tensor or all weights are 0."""
+    """List the ``names`` with nonzero weight; ``UserError`` if there are none, or if a pattern matches no name."""
     names = list(names)
     for pattern in layers:
         if not fnmatch.filter(names, pattern):
@@ -67,7 +67,7 @@ def _lengths(squared: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class OfLayers:
-    """An objective with a weight for each layer."""
+    """Base of objectives with a weight for each tensor."""
 
     layers: LayerWeights = field(default_factory=dict)
     elementwise: bool = field(default=True, init=False)
@@ -77,7 +77,7 @@ class OfLayers:
         return bool(self.layers)
 
     def coefficients(self, names: Sequence[str]) -> Coefficients | None:
-        """Return each tensor's coefficients if the objective is a weighted sum of distances, else ``None``."""
+        """Return (a, b) by tensor if the objective is a sum of a * squared + b * absolute distance, else ``None``."""
         return None
 
 
@@ -103,7 +103,7 @@ class L2(OfLayers):
 
 @dataclass(frozen=True, kw_only=True)
 class L1(OfLayers):
-    """Sum of absolute differences over all tensors."""
+    """Sum of absolute differences between guessed and observed gradients, over all tensors."""
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         return _weighted_sum(self.layers, {name: s.absolute for name, s in statistics.items()})
@@ -116,9 +116,9 @@ class L1(OfLayers):
 class Cosine(OfLayers):
     """1 - cosine of guessed and observed gradient (Geiping et al. 2020, Eq. 4).
 
-    ``per_layer``: mean distance of the tensors instead of one angle. ``epsilon``: with ``per_layer``, lower bound of
-    the norms' product that divides a tensor's dot product, as in the authors' code; tensors of rounding errors, such as
-    biases before batch norm in training mode, get a constant loss of 1.
+    ``per_layer``: mean distance of the tensors instead of one angle. ``epsilon``: with ``per_layer``, least denominator
+    of a cosine (product of norms), as in the authors' code. Tensors that hold only rounding errors, such as biases
+    before batch norm in training mode, then get a constant loss of 1.
     """
 
     per_layer: bool = False
@@ -165,10 +165,12 @@ class GaussianKernel(OfLayers):
 
     Attributes:
         form: formula of sigma_l^2. ``literal``: the variance of the observed g_l over its elements; a layer norm's
-            gradient then rounds to 0. ``normalized``: that variance times a kernel's number of elements.
-        depth: course of Q_l from 1 at the first tensor to ``last`` at the last; the paper gives no values.
-        per: unit of one kernel: each ``tensor``; a ``layer`` (weight and bias), as in Eq. 4; or each ``element`` with
-            its layer's variance as sigma_l^2, as in Eq. 6 and 7.
+            gradient then rounds to 0. ``normalized``: that variance times the number of elements that a kernel
+            compares.
+        depth: rule by which the weight Q_l falls from 1 at the first tensor to ``last`` at the final one; the paper
+            gives no values.
+        per: elements that one kernel compares: each ``tensor``; a ``layer`` (weight and bias), as in Eq. 4; or each
+            ``element`` by itself, with its layer's variance as sigma_l^2, as in Eq. 6 and 7.
     """
 
     form: Literal["literal", "normalized"] = "normalized"

@@ -38,7 +38,7 @@ _LEAST, _RARE = 0.02, 1e-4  # least share of a category that may be present, and
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Categories and class means that an attack infers about a table, whose rows have F encoded values."""
+    """What is inferred about a table: the categories that occur, and each class's mean row of F encoded values."""
 
     present: Tensor  # (F,) ``False`` for categories that no row has
     shares: Tensor  # (K, F) share of each category and mean of each number, for each of K classes
@@ -76,12 +76,11 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
     for own, real in zip(*schema.groups, strict=True):
         if not bool(present[own[real]].any()):
             present[own[real]] = True
-    shares = _posterior(sums, _usual_slopes(observation, schema, path), schema, counts)
-    return Evidence(present, _tidied(shares, schema, present))
+    shares = _posterior(sums, _slopes_of_random_rows(observation, schema, path), schema, counts)
+    return Evidence(present, _valid_means(shares, schema, present))
 
 
-def _usual_slopes(observation: Observation, schema: Schema, path: str) -> Tensor:
-    """Return the loss's gradients (K, N, M) at M outputs of layer ``path``, for N random rows with each of K labels."""
+def _slopes_of_random_rows(observation: Observation, schema: Schema, path: str) -> Tensor:
     sent = observation.assumed()
     like = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=like.device, dtype=torch.float32).eval()
@@ -98,8 +97,8 @@ def _usual_slopes(observation: Observation, schema: Schema, path: str) -> Tensor
 def _posterior(sums: Tensor, slopes: Tensor, schema: Schema, counts: Sequence[float]) -> Tensor:
     """Estimate the encoded mean row (K, F) of each of K classes: shares of categories, and means of numbers.
 
-    ``sums`` (M, F): a layer's gradient, by column; each is a sum of rows' output gradients, assumed to be Gaussian.
-    ``slopes`` (K, N, M): output gradients of N random rows of each class. ``counts``: rows of each class.
+    ``sums`` (M, F): for each input column, the gradient at the layer's M outputs, summed over rows; assumed to be
+    Gaussian. ``slopes`` (K, N, M): such gradients of N random rows of each class. ``counts`` (K,): rows of each class.
     """
     classes, size, usual = len(slopes), sum(counts), schema.usual.double()
     means = slopes.mean(1) / size
@@ -122,8 +121,7 @@ def _posterior(sums: Tensor, slopes: Tensor, schema: Schema, counts: Sequence[fl
     return (found / of_class[:, None]).float()
 
 
-def _tidied(shares: Tensor, schema: Schema, present: Tensor) -> Tensor:
-    """Make class means ``shares`` (K, F) valid: probabilities of categories, 0 for absent ones, and bounded numbers."""
+def _valid_means(shares: Tensor, schema: Schema, present: Tensor) -> Tensor:
     found = shares.clone()
     places, there = schema.groups
     if len(places):
@@ -143,8 +141,9 @@ _FAR = -1e9  # logit that pads columns with fewer categories than the largest
 class TableRows(ImageSource):
     """Source of V victims' table rows (V, B, F): softmax of free variables over categories, and bounded numbers.
 
-    ``bounded``: numbers come from a sigmoid between the schema's bounds. ``counted``: categories that no row has are
-    left out, and variables start from the others' inferred shares. ``spread``: standard deviation of first variables.
+    ``bounded``: ``True`` keeps numbers between the schema's bounds by a sigmoid. ``counted``: ``True`` infers how often
+    each category occurs, leaves absent ones out, and starts from the shares. ``spread``: standard deviation of first
+    variables.
     """
 
     schema: Schema
@@ -212,7 +211,7 @@ class TableRows(ImageSource):
 
 
 def costs(schema: Schema, cells: Tensor, others: Tensor) -> Tensor:
-    """Count the cells (..., B, B) in which rows of ``cells`` (..., B, C) and of ``others`` differ."""
+    """Count, for each pair of rows of ``cells`` (..., B, C) and ``others``, the cells that differ, (..., B, B)."""
     return ((cells[..., :, None, :] - others[..., None, :, :]).abs() > schema.tolerances.to(cells)).sum(-1).double()
 
 
@@ -229,9 +228,9 @@ def assigned(cost: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Pooled:
-    """The consensus ``rows`` (B, F) of many attempts, encoded as for the model.
+    """Consensus ``rows`` (B, F) of many attempts at a table, encoded as for the model, and each cell's certainty.
 
-    ``certainty`` (B, C) of cells: of a category, 1 minus the entropy over attempts, relative to the largest; of a
+    ``certainty`` (B, C), in [0, 1]: for a category, 1 - entropy of the attempts / largest possible entropy; for a
     number, the share of attempts near the median.
     """
 
@@ -295,11 +294,12 @@ class Search:
 
     Attributes:
         adapted: (settings, observation) -> settings adapted to this kind.
-        variables_of_one: (observation, all attacked together) -> shape of the variables optimized for an example.
+        variables_of_one: (observation, all observations of its group) -> shape of the variables optimized for an
+            example.
         input_of_one: (observation) -> shape of one example at the model's input.
         matched: (names, model) -> names of the tensors to compare.
         proxies: (model, shape, rng) -> random inputs in place of the client's.
-        answer: (settings, attempts, chosen attempt) -> examples, and their cells' certainty or ``None``.
+        answer: (settings, attempts, chosen attempt) -> reconstructed examples, and their cells' certainty or ``None``.
     """
 
     adapted: Callable[[Settings, Observation], Settings] = lambda settings, observation: settings

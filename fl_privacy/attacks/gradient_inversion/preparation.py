@@ -96,7 +96,7 @@ class PreparedRound:
 
 
 def prepare_round(settings: Settings, group: Group, *, device: torch.device, dtype: torch.dtype) -> PreparedRound:
-    """Choose how to compare guesses with the group's updates in one round, or raise ``NotAttackableError``."""
+    """Prepare model, compared tensors and gradient method for the updates of ``group``, which are of one round."""
     first = group.first
     uploaded = [name for name in first.sent.parameters if name in first.upload.tensors]
     names = weighted_names(settings.objective.layers, search_of(first.model).matched(uploaded, first.model))
@@ -191,7 +191,7 @@ def circumstances_of(
     pixels: bool,
     learnable: Sequence[str],
 ) -> AttackSetting:
-    """Return the :class:`AttackSetting` for a group of which ``first`` is one; other arguments are its fields."""
+    """Return the :class:`AttackSetting` of a group of updates like ``first``; the other arguments are its fields."""
     layer = output_layer(first.model, first.num_classes)
     return AttackSetting(
         head=layer[0] if layer else None,
@@ -213,7 +213,10 @@ _ATTEMPTS_THROUGH_TRANSFORMS = 128
 
 @dataclass(frozen=True, eq=False)
 class PreparedVictim:
-    """A victim with labels (B,) or (B, K), ``None`` if optimized; ``label_source``: known, inferred or optimized."""
+    """An attacked update with labels (B,) or (B, K); ``None`` if they are optimized along with the inputs.
+
+    ``position``: key of its result. ``label_source``: ``known``, ``inferred`` or ``optimized``.
+    """
 
     position: int
     observation: Observation
@@ -293,7 +296,7 @@ class Prepared:
 
     @cached_property
     def _smoothings(self) -> dict[int, tuple[float, float]]:
-        """Return victims' total variation weights (:data:`Smoothing`) by index; empty unless noise is measured."""
+        """Return each victim's two total variation weights (:data:`Smoothing`); empty if noise is not measured."""
         first = self.rounds[0]
         if not first.known.noisy or first.unknowns or self.settings.source is not None:
             return {}

@@ -17,7 +17,7 @@ from fl_privacy.types import Observation, Tensors
 
 @dataclass(frozen=True, eq=False)
 class BatchStatistics:
-    """Statistics (V, C) of V guesses in a batch-norm layer, and targets: running (C,) or the victims' own (V, C)."""
+    """Mean and variance (V, C) of V guesses in a batch-norm layer, and the usual ones: (C,) or, if uploaded, (V, C)."""
 
     mean: Tensor
     variance: Tensor
@@ -27,9 +27,10 @@ class BatchStatistics:
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """Input of a prior: V victims' ``images`` (V, B, C, H, W) before the defense's transform, if one is assumed.
+    """Input of a prior: ``images`` (V, B, C, H, W) of V guesses, before a transform that the defense may have applied.
 
-    Each ``attempts`` consecutive rows are one victim's; ``batch_statistics`` computes statistics of transformed images.
+    Each ``attempts`` consecutive guesses are of one victim. ``batch_statistics``: function that returns the statistics
+    of the transformed images in each batch-norm layer.
     """
 
     images: Tensor
@@ -86,7 +87,7 @@ class ImageNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class ColorRange:
-    """Mean squared distance of the pixels to [0, 1]."""
+    """Penalty on pixels outside [0, 1]: their mean squared distance."""
 
     weight: float = 1e-2
 
@@ -114,7 +115,7 @@ class BatchNormStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConsistency:
-    """Distance of images from their mean over all attempts at a victim, held constant (Yin et al. 2021, R_group)."""
+    """Distance of images from their mean over all attempts at a victim, a constant (Yin et al. 2021, R_group)."""
 
     weight: float = 1e-2
 
@@ -130,7 +131,7 @@ def _length(vectors: Tensor) -> Tensor:
 def batch_statistics(model: nn.Module, images: Tensor, own: Tensors = MappingProxyType({})) -> list[BatchStatistics]:
     """Return the statistics in each batch-norm layer of ``model`` for images (V, B, C, H, W) of V victims.
 
-    ``own``: buffer -> statistics (V, C) of the victims' batches, by which layers then normalize, as in training mode.
+    ``own``: statistics (V, C) of the victims' batches, by buffer name; if given, layers normalize by them.
     """
     layers, blocks = _normalizing(model), list(images) if own else [images.flatten(0, 1)]
     calls = list[ModuleCall]()
@@ -158,7 +159,7 @@ def _normalizing(model: nn.Module) -> dict[str, nn.Module]:
 
 @torch.no_grad()
 def uploaded_statistics(observation: Observation) -> Tensors:
-    """Return the batch's mean and variance (C,) by buffer name, from running statistics sent and uploaded.
+    """Infer the batch's mean and variance (C,), by buffer name, from the running statistics sent and uploaded.
 
     The result is empty unless the client took one step in training mode, without a known defense. See :func:`of_batch`.
     """
@@ -178,7 +179,7 @@ def uploaded_statistics(observation: Observation) -> Tensors:
 
 
 def of_batch(observation: Observation, layer: str, values: int) -> Tensors:
-    """Return a batch's mean and variance (C,) at ``layer``, by buffer name, from running statistics sent and uploaded.
+    """Infer a batch's mean and variance (C,) at ``layer``, by buffer name, from running statistics sent and uploaded.
 
     ``values``: number of the batch's elements for each channel of ``layer``. The result is empty if the layer's
     momentum is too small, or statistics are missing, not finite or of another shape.

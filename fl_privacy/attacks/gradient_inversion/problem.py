@@ -51,9 +51,9 @@ class RoundUpdates:
     ) -> dict[str, LayerStatistics]:
         """Return statistics, by tensor, that compare gradients for ``images`` (V, B, C, H, W) with V uploaded ones.
 
-        ``images``: as the model sees them. ``labels``: (V, B) or (V, B, K). ``hidden``: gradient (V, B, F), with
-        respect to F features, of a loss that only the client knows; requires :class:`Layered`. ``by_layer=False`` joins
-        small tensors under the first one's name.
+        ``images``: as the model sees them. ``labels``: (V, B) or (V, B, K). ``hidden``: gradient (V, B, F) at the
+        features of a loss that only the client knows; requires :class:`Layered`. ``by_layer=False`` joins small tensors
+        under the first one's name.
         """
         joined = None if by_layer else self.small
         if not self.factors:
@@ -97,8 +97,8 @@ class RoundUpdates:
 class Problem:
     """The loss of V victims as a function of their N variables, (V, N).
 
-    Variables are pixels or inputs of the image source; then label logits, if labels are optimized; then, for each round
-    and if guessed, gradients, with respect to the features, of a loss that only the client knows.
+    The variables are pixels or inputs of the image source; then label logits, if labels are optimized; then the guessed
+    gradients at the features, for each round, if a defense adds a loss that only the client knows.
     """
 
     settings: Settings
@@ -131,7 +131,7 @@ class Problem:
         return self.of_outputs.expected(logits.reshape(-1, self.shape[0], self.num_classes))
 
     def hidden_gradients(self, variables: Tensor) -> Sequence[Tensor | None]:
-        """Return, for each round, the guessed gradient (V, B, F) of a private loss at F features, or ``None``."""
+        """Return, by round, the guessed gradient (V, B, F) of the client's secret loss at F features, or ``None``."""
         unknowns = self.constraints.unknowns
         if unknowns is None:
             return [None] * len(self.rounds)
@@ -160,7 +160,7 @@ class Problem:
         return (_relative_roughness if self.constraints.any_contrast else _plain_roughness)(guess)
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
-        """Return the distance (V,) of gradients for ``images`` from updates; ``hidden``: private losses' gradients."""
+        """Return the distance (V,) of gradients for ``images`` from updates; ``hidden``: :meth:`hidden_gradients`."""
         objective, terms = self.settings.objective, []
         for one, own in zip(self.rounds, hidden, strict=True):
             weights = None
@@ -173,12 +173,12 @@ class Problem:
         return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
 
     def zero_loss(self) -> Tensor:
-        """Return each victim's objective (V,) for a zero gradient, the unit of loss thresholds."""
+        """Return each victim's objective (V,) for an all-zero gradient; loss thresholds are multiples of it."""
         zeros = [{name: Zero(target) for name, target in r.targets.items()} for r in self.rounds]
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def blank_loss(self) -> Tensor:
-        """Return the objective (V,) of gray images, a scale for smoothness; at most ``_LARGE`` times ``zero_loss``."""
+        """Return gray images' objective (V,), at most ``_LARGE`` times ``zero_loss``, a unit for smoothness weights."""
         zero, known = self.zero_loss(), self.constraints
         images = zero.new_full((len(zero), *self.shape), 0.5)
         labels = self.labels

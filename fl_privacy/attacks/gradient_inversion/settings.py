@@ -146,7 +146,7 @@ class PublicMean:
 
 @dataclass(frozen=True)
 class Previous:
-    """Start from an earlier round's result for the same examples; if there is none, as ``Normal`` does."""
+    """Start from an earlier round's result for the same examples; without one, from variables drawn from N(0, 1)."""
 
     def __call__(self, context: VictimContext) -> Tensor:
         previous = context.observation.knowledge.previous
@@ -179,7 +179,7 @@ STARTS: Mapping[str, Start] = {
 
 
 def named_start(name: str) -> Start:
-    """Return the start called ``name``, or raise ``UserError``."""
+    """Return the rule for first guesses that is called ``name`` in ``STARTS``, or raise ``UserError``."""
     one_of("attack.start", name, STARTS)
     return STARTS[name]
 
@@ -190,19 +190,17 @@ Shape = Sequence[int]  # (B, C, H, W) of one victim's images
 class ImageSource(Protocol):
     """Map from optimized variables (V, n) and fixed values (V, m) to V victims' images.
 
-    Sources of several stages optimize one set of variables after another. First values are drawn on the CPU from each
-    victim's own random stream.
+    A source with several stages optimizes one set of variables after another. Start and fixed values are drawn on the
+    CPU from each victim's own random stream.
     """
 
     def size(self, shape: Shape) -> int:
         return int(torch.Size(shape).numel())
 
-    def start(self, context: VictimContext) -> Tensor:
-        """Draw one victim's first variables (n,), which the attack optimizes."""
-        ...
+    def start(self, context: VictimContext) -> Tensor: ...
 
     def held(self, context: VictimContext) -> Tensor:
-        """Draw one victim's values (m,) that are not optimized; m may be 0."""
+        """Draw one victim's values (m,) that stay fixed in the search, such as a network's noise input; m may be 0."""
         ...
 
     def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
@@ -213,13 +211,13 @@ class ImageSource(Protocol):
         return variables.new_zeros(len(variables))
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
-        """Return ``variables`` (V, n), projected to the source's range after an iteration."""
+        """Return ``variables`` (V, n) projected to the source's range, for fixed values ``held`` (V, m)."""
         return variables
 
     def following(
         self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape
     ) -> "tuple[ImageSource, Tensor, Tensor] | None":
-        """Return the next stage: its source, first variables (V, n) and fixed values (V, m); ``None`` at the end."""
+        """Return the stage after this result: its source, start (V, n) and fixed values (V, m); ``None`` at the end."""
         return None
 
     @property
@@ -238,9 +236,7 @@ images; ``auto``: given ones, else inferred."""
 Compile = Literal["auto", "on", "off"]
 """Use of ``torch.compile`` for losses and gradients. ``auto``: if the work is large enough to repay the minutes of
 compiling. Compiled sums differ in their last bits, so that an attack in float32 ends elsewhere; the same setting gives
-the same result. ``off`` still records a long attack on few victims on a CPU and reruns it without autograd, with
-bit-identical results.
-"""
+the same result. ``off`` still records long attacks on few victims on a CPU and reruns them without autograd."""
 
 DType = Literal["float32", "float64"]
 
@@ -249,7 +245,7 @@ TokenReading = Literal["nearest", "pseudo_inverse"]
 
 
 def expect_choices(settings: Any) -> None:
-    """Raise ``UserError`` if a field of the dataclass ``settings`` is not among its literal type's values."""
+    """Raise ``UserError`` if a field of the dataclass ``settings`` is not among the values of its ``Literal`` type."""
     for each in fields(settings):
         if get_origin(each.type) is Literal:
             one_of(f"attack.{each.name}", getattr(settings, each.name), get_args(each.type))
@@ -261,7 +257,8 @@ class Rearranging:
 
     Each move compares ``tries`` orders of the decoded words: two words exchanged, a word or sequence moved, or a
     beginning put to the end. The best minimizes the mismatch of gradients plus ``prior`` times the mean negative log
-    likelihood under a language model of public texts, in units of the orders' median excess mismatch.
+    likelihood under a language model of public texts. The latter is multiplied by the orders' median excess over the
+    least mismatch.
     """
 
     every: int = 75  # iterations between moves
@@ -285,8 +282,8 @@ class Settings:
     """All settings of a gradient inversion.
 
     Attributes:
-        embedding_norm: weight of the squared difference between the mean length of embeddings and that of tokens, as a
-            share of the latter (LAMP, Balunovic et al. 2022).
+        embedding_norm: weight of the squared relative difference between the mean length of guessed embeddings and that
+            of tokens' embeddings (LAMP, Balunovic et al. 2022).
         evident: ``True`` lets an attacker who knows no defense infer it from zeros, few values or empty columns;
             without these, it clips guesses' gradients to the update's norm (GGL, Li et al. 2022, section 4.2).
         enough: loss at which a descent ends, as a share of a zero gradient's loss (with ``L2``: the squared norm).

@@ -35,8 +35,6 @@ class SurrogateModel(GroupAttack):
     The update u of the weights w points along the images' mean gradient at some model w + a u. Signed Adam finds images
     and a together, from the angle between that gradient and the update plus total variation (Zhu et al. 2023,
     "Surrogate model extension").
-
-    If the client uses Adam, each gradient value is divided by its size plus the root mean square of its tensor.
     """
 
     iterations: int = 1000
@@ -126,15 +124,15 @@ def _reconstruction(victim: PreparedVictim, images: Tensor, share: float, histor
 
 @dataclass(frozen=True, eq=False)
 class _Between:
-    """Models between the one sent to V victims and those returned: ``sent`` + share * ``ways``.
+    """Models between the one sent to V victims and those returned: ``sent`` + share * ``changes``.
 
-    ``sent``: (*shape) by parameter. ``ways``: changes (V, *shape). ``labels``: (V, B) or (V, B, K). If ``signed``,
-    signs of gradients count more than sizes.
+    ``sent``: (*shape) by parameter. ``changes``: (V, *shape) by parameter. ``labels``: (V, B) or (V, B, K). ``signed``:
+    ``True`` compares mostly the signs of gradients, for clients that use Adam.
     """
 
     loss: VictimLoss
     sent: Tensors
-    ways: Tensors
+    changes: Tensors
     labels: Tensor
     signed: bool
     mapped: bool
@@ -148,7 +146,7 @@ class _Between:
         models = cls(
             loss=VictimLoss(victim_model),
             sent={name: sent[name].to(like) for name in names},
-            ways={name: torch.stack([update[name].to(like) for update in updates]) for name in names},
+            changes={name: torch.stack([update[name].to(like) for update in updates]) for name in names},
             labels=torch.stack([victim.labels.to(like.device) for victim in victims if victim.labels is not None]),
             signed=victims[0].observation.plan.optimizer != "sgd",
             mapped=len(victims) > 1,
@@ -171,15 +169,12 @@ class _Between:
         return True
 
     def angles(self, images: Tensor, between: Tensor) -> Tensor:
-        """Return 1 - cosine (V,) of updates and negative gradients of ``images`` at intermediate models.
-
-        ``between`` (V,): each model's position, from 0 (sent) to 1 (returned).
-        """
-        at = {name: sent + between.view(-1, *[1] * sent.dim()) * self.ways[name] for name, sent in self.sent.items()}
+        """Return 1 - cosine (V,) of updates and negative gradients at ``sent`` + ``between`` (V,) * ``changes``."""
+        at = {name: sent + between.view(-1, *[1] * sent.dim()) * self.changes[name] for name, sent in self.sent.items()}
         gradients = self._gradients(at, images)
         dot = squared = observed = images.new_zeros(len(images))
         for name in self.sent:
-            step, way = -gradients[name].flatten(1), self.ways[name].flatten(1)
+            step, way = -gradients[name].flatten(1), self.changes[name].flatten(1)
             if self.signed:
                 scale = step.square().mean(1, keepdim=True).sqrt().detach()
                 step = step / (step.abs() + scale + torch.finfo(step.dtype).tiny)

@@ -15,7 +15,7 @@ class NotAttackableError(Exception):
 
 
 def why_not_attackable(observation: Observation, *, informative: bool = True) -> str | None:
-    """Return why ``observation`` can't be attacked, or ``None``; ``informative`` refuses zero and constant updates."""
+    """Return why ``observation`` can't be attacked, or ``None``; ``informative`` refuses zero or constant updates."""
     wrong = _wrong_model(observation) or _wrong_tensors(observation)
     return wrong or (_nothing_to_learn(observation) if informative else None) or _wrong_knowledge(observation)
 
@@ -106,7 +106,7 @@ def needs_unrolling(plan: LocalPlan, num_examples: int, local_steps: LocalSteps)
 
 
 def is_sum_of_gradients(plan: LocalPlan) -> bool:
-    """Return whether the update is a sum of gradients with known factors."""
+    """Return whether the update is a weighted sum of gradients, with weights that ``plan`` determines."""
     return plan.shares == "gradient" or (plan.optimizer == "sgd" and not plan.weight_decay)
 
 
@@ -120,7 +120,7 @@ def accumulated_gradient(observation: Observation) -> Tensors:
 def as_gradient(observation: Observation) -> Tensors:
     """Return the update as a mean gradient at the sent weights, exact for one step of SGD.
 
-    For several, it is a first-order approximation in the learning rate. For Adam, only the signs are right.
+    For several steps, it is a first-order approximation. For Adam, only the signs are right.
     """
     plan, total = observation.plan, accumulated_gradient(observation)
     if plan.shares == "gradient" or plan.optimizer != "sgd":

@@ -26,7 +26,7 @@ _DISCOUNT = 0.75
 class LanguageModel:
     """Trigram language model with absolute discounting, interpolated with bigrams and words (Ney et al. 1994).
 
-    ``texts``: public ones, padded with -1. ``size``: number of tokens.
+    ``texts``: public token numbers (n, L), padded with -1. ``size``: number of tokens in the vocabulary.
     """
 
     texts: Tensor
@@ -82,7 +82,6 @@ class LanguageModel:
 
     @cached_property
     def _counts(self) -> list[tuple[Tensor, ...]]:
-        """Count n-grams of each length: return keys and counts; prefixes' keys, counts and numbers of followers."""
         texts, found = self.texts.cpu().long(), list[tuple[Tensor, ...]]()
         for length in range(1, _ORDER + 1):
             keys, counts = torch.unique(self._keys(texts, length)[texts >= 0], return_counts=True)
@@ -116,7 +115,7 @@ class Rearranged:
 
     @torch.no_grad()
     def begin(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return victims' first guesses (V, N): the best of ``variables`` and random ones, in its best order."""
+        """Return each victim's best start (V, N): ``variables`` or random guesses, and then their words reordered."""
         scores, (batch, longest, width) = self._mismatch(problem, variables.unsqueeze(1))[:, 0], problem.shape
         lengths = _lengths(problem)
         own = lengths.amax(1).tolist()  # draws for a victim do not depend on the other texts
@@ -154,7 +153,7 @@ class Rearranged:
 
     @torch.no_grad()
     def end(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
-        """Return V victims' decoded texts (V, N) in the best order found, and their loss (V,)."""
+        """Replace ``variables`` (V, N) by those of decoded words in the best order found; also return the loss (V,)."""
         read = _as_read(problem, variables)
         ended = torch.zeros(len(read), dtype=torch.bool, device=read.device)
         for _ in range(self.moves.last):
@@ -194,10 +193,10 @@ class Rearranged:
 def rearranged(
     moves: Rearranging | None, observation: Observation, *, iterations: int, capacity: int
 ) -> Rearranged | None:
-    """Return the search for the order of words with the settings ``moves``; ``None`` without these.
+    """Return the search for the order of words with the settings ``moves``; ``None`` if ``moves`` is ``None``.
 
     ``observation``: one of the updates of texts. ``iterations``: length of the descent. ``capacity``: most guesses
-    compared at once. ``NotAttackableError`` for other models; ``UserError`` if a prior lacks public texts.
+    compared at once. ``NotAttackableError`` if the model takes no texts; ``UserError`` if public texts are missing.
     """
     if moves is None:
         return None
@@ -211,7 +210,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw T = ``tries`` orders (V, T, L) of victims' words by random moves; the first leaves them in place."""
+    """Draw T = ``tries`` word orders (V, T, L = ``longest``) of texts of ``lengths`` (V,); the first moves no word."""
     drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
     of = lengths[:, None].double()
     first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))

@@ -21,16 +21,16 @@ _WHOLE = 0.02  # largest distance of a number of examples from a whole number
 
 @dataclass(frozen=True, kw_only=True)
 class Fishing(ServerAttack):
-    """Crafts an output layer that isolates one class, then one example above a feature threshold.
+    """Crafts an output layer that isolates one class, then one example above a feature threshold (Wen et al. 2022).
 
     For class fishing, all rows of that layer's weight are zero except that of class c, and c has a probability near
-    zero; only examples of c then have a gradient in the layers below. With a threshold, all examples whose feature
-    exceeds it change the gradient by theirs, and the bias gradient counts them. From several replies on a batch, the
-    server bisects to one example; Wen et al. use one threshold.
+    zero; only examples of c then have a gradient in the layers below. With a threshold, examples whose feature exceeds
+    it add their gradients, and the bias gradient counts them. The server bisects until one example is left, by several
+    requests about one batch; the paper uses one threshold.
 
     Attributes:
         target: class c.
-        sharpness: slope of the output, in standard deviations of the feature over public images.
+        sharpness: change of the output, if the feature rises by its standard deviation over public images.
         questions: largest number of requests about one batch.
     """
 
@@ -54,9 +54,10 @@ class Fishing(ServerAttack):
         return self._with_threshold(model, state, math.inf)
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
-        """Bisect the threshold until one example's feature exceeds it; return the last values sent and its gradient.
+        """Bisect the threshold until one example exceeds it; return the last values sent and that example's gradient.
 
-        ``ask``: function that sends values and returns the reply. ``num_examples`` is 2 if no such threshold was found.
+        ``ask``: function that sends values and returns the reply. The result's ``num_examples`` is 1, or 2 if no
+        threshold isolates a single example.
         """
         weight, bias = self._layer(model, state)
         closed = ask(self._with_threshold(model, state, math.inf))
@@ -121,7 +122,7 @@ class Fishing(ServerAttack):
         return found[0], found[1]
 
     def _with_threshold(self, model: nn.Module, state: ModelState, threshold: float) -> ModelState:
-        """Return values that isolate examples with a feature above ``threshold``, so that infinity isolates none."""
+        """Return model values that also give gradients to examples with features above ``threshold``."""
         expect_whole(model, state, "Fishing")
         weight, bias = self._layer(model, state)
         direction = self._direction(state, weight)

@@ -32,14 +32,14 @@ MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", 
 class ImprintBlock(nn.Module):
     """Block before a model that stores images in rows of a layer's gradient, one for each bin of brightness.
 
-    This layer, ``measure``, gets a gradient since the sum of its outputs scales a pattern that is added to the image.
+    The layer, ``measure``, has a gradient because the sum of its outputs, times a pattern, is added to the image.
 
     Args:
         bins: number of bins of brightness.
         activation: ``relu``, or ``hardtanh`` from 0 to 1, with which a row responds only to images in its own bin.
         slices: number of clients; a convolution passes each client's images to its own columns of ``measure``. ``None``
             for no convolution.
-        amplitude: largest change of a pixel by an image of medium brightness.
+        amplitude: largest change of a pixel by the block, for an image of medium brightness.
         scale: factor on the inputs of ``measure``.
     """
 
@@ -74,7 +74,7 @@ class ImprintBlock(nn.Module):
         return torch.add(images, passed.sum(1).view(-1, 1, 1, 1) * self.pattern)
 
     def in_front_of(self, model: nn.Module) -> nn.Module:
-        """Return a copy of ``model`` behind this block; the model's parameters keep their names."""
+        """Return a copy of ``model`` whose inputs first pass this block; the model's parameters keep their names."""
         whole = copy.deepcopy(model)
         whole.add_module(BLOCK, self)
         whole.register_forward_pre_hook(lambda model, given: (model.get_submodule(BLOCK)(given[0]), *given[1:]))
@@ -102,10 +102,10 @@ def brightness_edges(number: int, mean: float | None, std: float | None, public:
 
 
 def bin_rows(edges: Tensor, activation: str, pixels: int, scale: float, like: Tensor) -> dict[str, Tensor]:
-    """Return the weight and bias, by name, of neurons that compare an image's brightness with ascending ``edges``.
+    """Return weight and bias, by name, of neurons that compare the brightness of an image with ascending ``edges``.
 
-    There is one edge for each neuron (row), and one more with ``hardtanh``. ``pixels``: number of values of an image.
-    ``scale``: factor on the layer's inputs, divided out in the weight. ``like``: weight of the wanted shape and dtype.
+    With ``relu``, each neuron has one edge; n neurons with ``hardtanh`` have n + 1. ``pixels``: number of values of an
+    image. ``scale``: factor on the layer's inputs, by which weights are divided. ``like``: weight with shape and dtype.
     """
     lows, width = (edges, torch.ones_like(edges)) if activation == "relu" else (edges[:-1], edges.diff())
     rows = (1 / (width * scale * pixels))[:, None].expand_as(like)
@@ -128,7 +128,7 @@ class Imprint(ServerAttack):
         bins: number of thresholds; the paper takes two or more for each image.
         activation: ``relu`` as published; with ``hardtanh`` a row fires for one bin, so that no difference is needed.
         mean, std: normal distribution of the images' brightness, in [0, 1]; ``None`` takes quantiles of public images.
-        amplitude: largest change of a pixel for an image of medium brightness.
+        amplitude: largest change of a pixel by the added layer, for an image of medium brightness.
         scale: factor on the layer's inputs; its weights are divided by it, so that only gradients grow.
     """
 
@@ -211,13 +211,13 @@ class Loki(ServerAttack):
     """Gives each client's images separate columns of one large layer, using a convolution (LOKI, Zhao et al. 2024).
 
     Each row responds to one range (bin) of brightness, so that local steps on other images do not change it. Columns
-    stay separate in the sum over clients. Images are found up to a factor within the bin's width; 8-bit ones exactly.
+    stay separate in the sum over clients. An image's brightness is known only to lie in its bin, but exactly for 8-bit
+    images.
 
     Attributes:
         bins: number of rows; the paper takes four for each of a client's images.
-        mean, std: normal distribution of the images' brightness, in [0, 1] (the paper's for CIFAR-10 are 0.4734 and
-            0.1253); ``None`` takes quantiles of public images.
-        amplitude: strength of the layer's effect on images, in pixels.
+        mean, std: normal distribution of the images' brightness, in [0, 1]; ``None`` takes quantiles of public images.
+        amplitude: largest change of a pixel by the added layer.
         scale: factor of the convolution; the next layer's weights are divided by it and lose less to rounding.
     """
 

@@ -51,7 +51,7 @@ class Inconsistent(ServerAttack):
     def dead(self, model: nn.Module, state: ModelState) -> ModelState:
         """Return a copy of ``state`` in which the layer before the last ReLU gives only negative outputs.
 
-        ``UserError`` if there is no ReLU behind a layer, or that layer has no bias.
+        ``UserError`` if no ReLU follows a layer, or that layer has no bias.
         """
         expect_whole(model, state, "Inconsistent models")
         images = self.public[:2].to(next(iter(state.parameters.values())))
@@ -104,8 +104,8 @@ def leaves_such_a_bias(
 
     Pixels are rounded to 8 bits. All images are accepted if an image's own gradient can't be computed: with batch
     statistics, dropout, several local steps, or too many classes. ``bias``: parameter's name. ``rows`` (N,): index of
-    each image's element in it. ``measured`` (N,): gradient of that element times the image's share in the batch.
-    ``error`` (N,): largest error of ``measured``.
+    the element of the bias to compare, for each image. ``measured`` (N,): the image's part of that element's gradient,
+    a mean over the batch. ``error`` (N,): largest error of ``measured``.
     """
     labels, plan = torch.arange(observation.num_classes, device=images.device), observation.plan
     mixes = needs_unrolling(plan, observation.upload.num_examples, "unroll")

@@ -53,7 +53,7 @@ class MembershipTrap(server_attack.ServerAttack):
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
         server_attack.expect_whole(model, state, "Membership traps")
-        traps = _Layers.of(model, state, tuple(self.public.shape[1:]))
+        traps = _TrapLayers.of(model, state, tuple(self.public.shape[1:]))
         first, asked, each = traps.first, self.asked(traps), 2 * self.directions
         count = len(asked)
         weight = torch.zeros_like(state.parameters[first.weight], dtype=torch.float64)
@@ -78,7 +78,7 @@ class MembershipTrap(server_attack.ServerAttack):
         return ModelState({**state.parameters, **crafted}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        traps = _Layers.of(observation.model, observation.sent, observation.input_shape)
+        traps = _TrapLayers.of(observation.model, observation.sent, observation.input_shape)
         if traps.bias not in observation.upload.tensors:
             return failed(observation, f"The gradient of {traps.bias} is expected, but was withheld; use defense=none.")
         fired, noise = self.fired(observation, traps)
@@ -88,24 +88,23 @@ class MembershipTrap(server_attack.ServerAttack):
         return server_attack.reconstruction_of(observation, found, torch.full((len(found),), sure))
 
     def members(self, observation: Observation) -> Tensor:
-        return self.fired(observation, _Layers.of(observation.model, observation.sent, observation.input_shape))[0]
+        return self.fired(observation, _TrapLayers.of(observation.model, observation.sent, observation.input_shape))[0]
 
-    def asked(self, traps: "_Layers") -> Tensor:
+    def asked(self, traps: "_TrapLayers") -> Tensor:
         return self.public[self.first : self.first + min(traps.widths[0] // (2 * self.directions), traps.widths[1])]
 
-    def fired(self, observation: Observation, traps: "_Layers") -> tuple[Tensor, float]:
-        """Return ``True`` for candidates whose neuron fired, and noise: the largest change of other weights."""
+    def fired(self, observation: Observation, traps: "_TrapLayers") -> tuple[Tensor, float]:
+        """Return ``True`` for candidates whose neuron fired, and noise: the largest change of an unused weight."""
         count = len(self.asked(traps))
         used = dict.fromkeys(traps.first.names, 2 * self.directions * count)
         used |= {traps.weight: count, traps.bias: count}
         there = observation.upload.tensors
-        idle = [_moved(observation, name)[rows:].flatten() for name, rows in used.items() if name in there]
+        idle = [_net_changes(observation, name)[rows:].flatten() for name, rows in used.items() if name in there]
         noise = float(torch.cat(idle).max()) if sum(map(len, idle)) else 0.0
-        return _moved(observation, traps.bias)[:count] > _ABOVE_NOISE * noise, noise
+        return _net_changes(observation, traps.bias)[:count] > _ABOVE_NOISE * noise, noise
 
 
-def _moved(observation: Observation, name: str) -> Tensor:
-    """Return the absolute changes of the tensor ``name``, 0 if weight decay explains them."""
+def _net_changes(observation: Observation, name: str) -> Tensor:
     plan, update = observation.plan, observation.update()[name].double()
     if plan.shares == "gradient" or not plan.weight_decay:
         return update.abs()
@@ -118,14 +117,14 @@ def _moved(observation: Observation, name: str) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _Layers:
+class _TrapLayers:
     first: FirstLayer
     weight: str  # of the second layer
     bias: str
     widths: tuple[int, int]
 
     @classmethod
-    def of(cls, model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> "_Layers":
+    def of(cls, model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> "_TrapLayers":
         first = server_attack.first_layer(model, state, input_shape, "Membership traps")
         linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.ReLU)}
         with torch.no_grad(), leaving(linear) as calls:

@@ -77,7 +77,7 @@ class ServerAttack(ABC):
     def read(self, observation: Observation) -> Reconstruction | Observation:
         """Reconstruct images, with certainties, from a client's reply or the mean of all replies.
 
-        Unless ``reads_images``, return the observation that a further attack takes instead.
+        If ``reads_images`` is ``False``, return an observation for the attack that runs next.
         """
 
 
@@ -154,8 +154,7 @@ WHOLE = 0.01  # root mean square distance of pixels from levels below which they
 NEARLY = 0.1  # the same distance for pixels blurred by the precision of weights
 LEAST_LEVELS = 32
 """Least number of different levels of an image for a decision. A mixture of two images with few levels has few values,
-too, which may all be near levels by chance: for black-and-white images, in 15 to 40 of 100 mixtures.
-"""
+too, which may all be near levels by chance: for black-and-white images, in 15 to 40 of 100 mixtures."""
 
 COARSER = (2, 3, 5, 7)  # steps between an image's levels that suggest an equal mixture
 
@@ -168,14 +167,15 @@ def is_one_image(
 ) -> Tensor:
     """Return ``True`` (N,) for rows of ``pixels`` (N, D) whose values are all among the 256 levels of an 8-bit image.
 
-    A row counts as a mixture if it has noise, an inexact scale, fewer than ``LEAST_LEVELS`` levels besides black and
-    white, or only every second, third, fifth or seventh level. Equal mixtures of two images with even levels are
-    accepted.
+    Levels are multiples of 1/255. A row counts as a mixture if it has noise, an inexact scale, fewer than
+    ``LEAST_LEVELS`` levels besides black and white, or only every second, third, fifth or seventh level. Equal mixtures
+    of two images with even levels are accepted.
 
     Args:
-        error: (N,) standard deviation of the pixels' rounding; an image is refused above a hundredth of a level.
-        blur: (N,) the same by rounding of trained weights; pixels may then be up to ``NEARLY`` from levels.
-        rows: (N, D) gradient of each image; all are refused if they lie on one grid of few values, as if quantized.
+        error: (N,) standard deviation of rounding errors of pixels; rows with more than 0.01 levels are refused.
+        blur: (N,) standard deviation of pixels due to rounding of trained weights; pixels may then be up to ``NEARLY``
+            levels off.
+        rows: (N, D) gradient of each image; all are refused if its values are few and evenly spaced, as if quantized.
     """
     levels = LEVELS * pixels.double()
     telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)
@@ -200,8 +200,9 @@ def images_of_brightness(
 ) -> tuple[Tensor, Tensor]:
     """Scale rows (bins, D) of an update to images with brightness between ``low`` (bins,) and ``high`` (bins,).
 
-    Return N rows' pixels (N, D), and ``True`` (N,) for those of a single image; the strongest come first. Rows with a
-    norm below ``smallest`` times the largest are dropped. ``rounding``: standard deviation of rounding in the rows.
+    Return N images (N, D), from the largest rows to smaller ones, and ``True`` (N,) for rows that hold one image only.
+    Rows with a norm below ``smallest`` times the largest are dropped. ``rounding``: standard deviation of rounding in
+    rows.
     """
     strength = rows.norm(dim=1)
     order = strength.argsort(descending=True)

@@ -61,7 +61,7 @@ Sign = Literal["none", "hard", "soft"]  # the pixels' gradient itself, its sign,
 
 
 def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor:
-    """Return victims' ``gradient`` (V, N) with the first ``images`` columns, pixels, replaced by a sign or soft sign.
+    """Return ``gradient`` (V, N) with its first ``images`` columns, the pixels, replaced by a sign or soft sign.
 
     ``remaining``: share of iterations that remain, the factor s in the soft sign tanh(g s) / s.
     """
@@ -88,7 +88,7 @@ class FirstOrder:
         return FirstOrderRun(self, variables, iterations, images)
 
     def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Steps, rate: float) -> Tensor:
-        """Return variables (V, N) after a step at learning rate ``rate``; change ``moments``, the state, in place."""
+        """Return variables (V, N) after step number ``steps`` at learning rate ``rate``; update ``moments``."""
         raise NotImplementedError
 
 
@@ -159,8 +159,8 @@ class FirstOrderRun:
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Move V victims' ``variables`` (V, N) by one step, given their loss (V,) and gradient (V, N).
 
-        Return the next variables; ``True`` (V,) for victims whose iteration has ended, for a projection of images to
-        valid values; and ``True`` (V,) for victims without further iterations.
+        Return the next variables; a mask (V,) of victims at the end of an iteration, whose images may now be projected
+        to valid values; and a mask (V,) of victims without further iterations.
         """
         if self._done >= self._iterations:
             return variables, ~self._none, ~self._none
@@ -198,7 +198,6 @@ class EvolutionStrategy:
         expect_package("cma", "attack.optimizer=cma")
 
     def begin(self, variables: int, iterations: int, generator: torch.Generator) -> Any:
-        """Begin the ``cma.CMAEvolutionStrategy`` of one victim, for this number of ``variables``."""
         self.expect_package()
         import cma  # noqa: PLC0415
 

@@ -155,10 +155,7 @@ class StrongWolfe(_Rows):
         self._set_end(0, rows, (torch.zeros_like(slope), loss.double(), slope), gradient)
 
     def look(self, loss: Tensor, gradient: Tensor) -> Tensor:
-        """Advance line searches by their trials; return ``True`` (V,) for those that have ended.
-
-        ``loss``: (V,) at the trial steps. ``gradient``: (V, N).
-        """
+        """Continue line searches from loss (V,) and gradient (V, N) at the trial steps; return a mask of ended ones."""
         trial = self.step, loss.double(), (gradient * self._direction).sum(1).double()
         searching, zooming = self.searching, self.searching & self._zooms
         self.trials = self.trials + searching
@@ -191,11 +188,6 @@ class StrongWolfe(_Rows):
         return over
 
     def _narrow(self, rows: Tensor, rises: Tensor, flat: Tensor, trial: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
-        """Replace an end of the bracket by the trial for victims ``rows``; return ``True`` (V,) for accepted trials.
-
-        ``trial``: step, loss and slope (V,) each; ``gradient``: (V, N). ``rises``: (V,) ``True`` if the trial's loss is
-        too high. ``flat``: (V,) ``True`` if its slope is small enough.
-        """
         low = self._low()
         low_end, high_end = self._end(low), self._end(1 - low)
         worse = rows & (rises | (trial[1] >= low_end[1]))
@@ -245,7 +237,6 @@ class StrongWolfe(_Rows):
 def _cubic_minimum(
     one: Tensor | tuple[Tensor, ...], other: Tensor | tuple[Tensor, ...], bounds: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Return the minimum, within ``bounds``, of the cubic through two (step, loss, slope), else the middle."""
     (x1, f1, g1), (x2, f2, g2) = one, other
     d1 = g1 + g2 - 3 * (f1 - f2) / (x1 - x2)
     square = d1.square() - g1 * g2
@@ -294,8 +285,6 @@ class LBFGS:
 
 
 class _LBFGSRun(_Rows):
-    """State of L-BFGS without line search for V victims; ``_moves`` (V,): number of steps in the current iteration."""
-
     def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
         self._settings, self._images, self._iterations = settings, images, iterations
         self.iteration = torch.zeros(len(variables), dtype=torch.long, device=variables.device)

@@ -9,7 +9,7 @@ from torch import nn
 
 from fl_privacy import reconstruct
 from fl_privacy.attacks import SurrogateModel
-from fl_privacy.attacks.auto.attack import ON_THE_WAY, StageState, entered
+from fl_privacy.attacks.auto.attack import ON_THE_WAY, StageState, begin_race
 from fl_privacy.attacks.auto.sub_attacks import most_attempts
 from fl_privacy.attacks.gradient_inversion import sme
 from fl_privacy.attacks.gradient_inversion.grouping import Group
@@ -56,7 +56,7 @@ def test_a_start_on_the_way_takes_the_place_of_another_attempt() -> None:
     group = Group({0: after(5, images=image(), labels=torch.tensor([3]))})
     given = Batch(torch.full((1, 1, 16, 16), 0.5), torch.tensor([3]))
     for found_by, more in ((ON_THE_WAY, 0), ("exact", 1)):
-        race, _ = entered(StageState(group=group, seed=0, evaluations=600, starts={0: [(given, found_by)]}))
+        race, _ = begin_race(StageState(group=group, seed=0, evaluations=600, starts={0: [(given, found_by)]}))
         assert race.most == most_attempts(600) + more
 
 
