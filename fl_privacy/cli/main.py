@@ -84,8 +84,9 @@ def attack(
     """Attack without training: fresh or given weights, or uploads that a run saved.
 
     Victims come from the data's test split. The model is fresh (`model=lenet_dlg attack=idlg victims=100`), or that of
-    a run (`weights=RUN_DIR`). `captured=RUN_DIR` attacks the uploads of a run with `intercept.save=true`. A paper's
-    preset, such as experiment=sapag_paper, runs shortened, with its baselines; paper=full as published.
+    a run (`weights=RUN_DIR`). `captured=RUN_DIR` attacks the uploads of a run with `intercept.save=true`. A preset such
+    as experiment=sapag_paper repeats a paper's experiment, shortened, with the methods it compares; add paper=full for
+    its size.
     """
     run_jobs(
         "attack", overrides or [], console=faults.Terminal(), multirun=multirun, show_config=cfg, open_page=open_page
@@ -113,8 +114,9 @@ def train_evaluator_command(overrides: Overrides = None) -> None:
 def train_generator_command(overrides: Overrides = None) -> None:
     """Train the image generator that attack=ggl and attack=gifd search, on public images.
 
-    `data=cifar10 out=FILE`, then `attack data=cifar10 attack=ggl attack.generator=FILE`, which refuses victims from the
-    split it was trained on. A killed training resumes. Other keys are those of conf/generator.yaml, such as steps=2000.
+    First `data=cifar10 out=FILE`, then `attack data=cifar10 attack=ggl attack.generator=FILE`. The attack refuses
+    victims that the generator was trained on. A killed training resumes. Other keys: see conf/generator.yaml, such as
+    steps=2000.
     """
     say(LOADING)
     from fl_privacy.cli.train_networks import make_generator  # noqa: PLC0415
@@ -171,7 +173,7 @@ def report(  # noqa: PLR0917
 
     A run's page shows the clients' images; only its owner can read it. Copies by --share hold metrics, but no images,
     captured updates or weights; --with-originals adds originals and reconstructions. --brief writes `brief.html`,
-    without pictures, for a data protection impact assessment, by sections of EDPB Opinion 28/2024 and SATRE 2.0.
+    without pictures, for a data protection impact assessment by EDPB Opinion 28/2024 and SATRE 2.0.
     """
     from fl_privacy.report import share_report, write_brief, write_report  # noqa: PLC0415
     from fl_privacy.report.brief import audit_folder_of  # noqa: PLC0415
@@ -208,7 +210,7 @@ def verify(
         Path | None, typer.Option("--app", metavar="APP", help="Also compare the audited app's files.")
     ] = None,
 ) -> None:
-    """Recompute a brief's counts, intervals, verdict and hashes from its records; status 1 if a line differs.
+    """Recompute the figures of a brief (`report --brief`) from its records; status 1 if a line of the brief differs.
 
     Nothing of the folder is executed. Without a brief, the figures of audit.json or summary.json are recomputed.
     """
@@ -266,8 +268,9 @@ def supernode(
     --auth-supernode-private-key KEY --node-config 'partition-id=0 num-partitions=4'`. An installed app answers. Code
     that a run brings is executed only if the policy has an entry `runs`.
 
-    With --policy (a file, or strict, research or dp) the app runs in a process without network, node key or privacy
-    ledger, and only what the policy names may leave: `fl-privacy policy check SITE.YAML` explains it.
+    With --policy (a file, or the built-in strict, research or dp) the app runs in a process without network, node key
+    or record of the privacy budget. Only what the policy names may leave: `fl-privacy policy check SITE.YAML` explains
+    it.
     """
     raise typer.Exit(run_node(context.args, app=client_app, patience=patience, policy=policy))
 
@@ -303,7 +306,7 @@ def node_cost(
 ) -> None:
     """Measure a client's round on one core with little memory; the runs' pages then show CPU time, memory, energy.
 
-    The operating system (a memory cgroup) limits the memory if this user may set it; else a process above it is killed.
+    The limit is a memory cgroup if this user may set one; else the process is killed once it exceeds --memory.
     """
     from fl_privacy.site.deploy.device import MIB, measure_nodes  # noqa: PLC0415
 

@@ -31,7 +31,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the Gaussian mechanism's epsilon at ``delta`` in (0, 1), for sensitivity over standard deviation ``mu``.
+    """Return the Gaussian mechanism's epsilon at ``delta`` in (0, 1); ``mu``: sensitivity over the noise's deviation.
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 2)
     4.38
@@ -72,7 +72,9 @@ class GuessCounts:
 
 
 def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> GuessCounts:
-    """Count the statistics ``first`` (N,) and ``second`` (M,) of two neighbors at or above each threshold (T,)."""
+    """Count how many values of a statistic, ``first`` (N,) and ``second`` (M,) on two neighbors, reach each
+    threshold (T,).
+    """
     positives, negatives, at = (np.asarray(values, dtype=np.float64) for values in (first, second, thresholds))
     hits, misses = (
         (len(values) - np.searchsorted(np.sort(values), at, side="left")).astype(np.float64)
@@ -82,11 +84,13 @@ def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> 
 
 
 def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Floats:
-    """Return lower bounds (T,) on epsilon, one for each threshold, for any noise (Nasr et al. 2021, section 3).
+    """Return lower bounds (T,) on epsilon for any noise, one for each of T thresholds (Nasr et al. 2021, section 3).
 
-    Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta, above and below a threshold;
-    Clopper-Pearson bounds of the four rates share the error. ``counts``: at T thresholds that were chosen on other
-    draws. ``error``: probability with which each single bound may be wrong.
+    By definition, an event's probability on one data set is at most e^epsilon times that on its neighbor, plus delta.
+    Events are values above and below a threshold; Clopper-Pearson bounds replace the probabilities.
+
+    ``counts``: at thresholds that were chosen on other draws. ``error``: probability with which each bound may be
+    wrong.
     """
     bounds, of_hits, of_misses = [], counts.of_hits, counts.of_misses
     for hits, of, misses, out_of in (
@@ -106,9 +110,7 @@ SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)  # sines of the angles to the update be
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
     """Return a lower bound on epsilon from angles between a mechanism's outputs and an update of random direction.
 
-    A few angles are tested for each array, each with an equal share of the error. Without the update, an output has a
-    smaller angle with a probability of at most the share of the sphere with such angles, divided by half of the test's
-    error (Markov's inequality).
+    Outputs that contain the update have smaller angles than chance allows (Markov's inequality).
 
     Args:
         sines: sine (n, A) of the angle between each output and the update, in each of A arrays.
@@ -128,11 +130,10 @@ def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error:
 
 
 def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
-    """Return a lower bound on mu of the Gaussian mechanism from a statistic's values (n,) and (m,) on two neighbors.
+    """Return a lower bound on mu of the Gaussian mechanism; 0 if the two samples do not differ significantly.
 
-    The distance of the means over the pooled standard deviation times sqrt(nm / (n + m)) follows a noncentral t
-    distribution. The bound is the mu under which a larger distance has probability ``error`` / 2, or 0 if none is
-    significant. The statistic must have been chosen on other draws.
+    ``first`` (n,), ``second`` (m,): a statistic, chosen on other draws, on two neighbors. Its distance of means,
+    scaled, follows a noncentral t distribution; under the bound, a larger distance has probability ``error`` / 2.
     """
     yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
     degrees, size = len(yes) + len(no) - 2, math.sqrt(len(yes) * len(no) / (len(yes) + len(no)))
@@ -151,7 +152,9 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
 
 
 def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> float:
-    """Return the least mu whose ``measured_mu``, by ``draws`` a neighbor, exceeds ``mu`` with probability ``power``."""
+    """Return the least true mu that ``draws`` outputs on each neighbor prove, with probability ``power``, to exceed
+    ``mu``.
+    """
     size, degrees = math.sqrt(draws / 2), 2 * draws - 2
     asked, given = scipy.stats.norm.isf(error / 2), scipy.stats.norm.isf(1 - power)
     t = mu * size
@@ -185,7 +188,7 @@ def look_gaussian(first: ArrayLike, second: ArrayLike) -> bool:
 
 
 def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
-    """Return the bound by ``counted_epsilon`` if ``draws`` on each of two neighbors are all distinguished."""
+    """Return the largest ``counted_epsilon`` of ``draws`` outputs on each neighbor: all are guessed right."""
     perfect = GuessCounts(hits=np.array([draws * 1.0]), of_hits=draws, misses=np.array([0.0]), of_misses=draws)
     return float(counted_epsilon(perfect, delta=delta, error=error)[0])
 
@@ -275,7 +278,9 @@ def one_run_gaussian_epsilon(
 
 
 def _right_guesses(taken: ArrayLike, left_out: ArrayLike) -> NDArray[np.int64]:
-    """Count right guesses on m scores for n = 1, ..., m // 2: the n highest participated, the n lowest did not."""
+    """Count right guesses on m canaries, for n = 1, ..., m // 2: the n highest scores took part, the n lowest did
+    not.
+    """
     scores = np.concatenate([np.asarray(taken, dtype=np.float64), np.asarray(left_out, dtype=np.float64)])
     truth = np.arange(len(scores)) < np.size(taken)
     scores[np.isnan(scores)] = -np.inf
@@ -296,7 +301,7 @@ def best_one_run_epsilon(
     Args:
         taken: scores (k,) of participating canaries, higher if participation is likelier.
         left_out: scores (m - k,) of the other canaries.
-        shares: how many numbers of guesses are tried; the error is divided among them (Bonferroni).
+        shares: number of different numbers of guesses to try; they divide the error (Bonferroni).
     """
     right = _right_guesses(taken, left_out)
     canaries = np.size(taken) + np.size(left_out)

@@ -29,8 +29,8 @@ class Claim:
         delta: probability in [0, 1).
         unit: protected unit: one ``example`` of a client or all data of one ``client``.
         neighbors: difference of two data sets: ``add_remove`` adds or removes a unit, ``replace`` exchanges one.
-        sampled: sampling and number of outputs of a round; a test then draws outputs that hold the unit.
-            ``None``: one output a round, without sampling.
+        sampled: sampling rate and outputs of a round; tests then draw outputs with the unit. ``None``: one output a
+            round.
     """
 
     epsilon: float
@@ -49,7 +49,8 @@ class Claim:
         checks.whole("claimed rounds", self.rounds, at_least=1, example=1)
 
     def total(self, mu: float) -> float:
-        """Return the epsilon of all outputs, if one unit (example or client) moves each mean by ``mu`` deviations.
+        """Return the epsilon of all outputs if one unit (example or client) shifts each mean by ``mu`` standard
+        deviations.
 
         If sampling is not Poisson, a unit takes part in the share ``sample_rate`` of the outputs.
         """
@@ -106,7 +107,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """DP claim and facts that a mod, strategy or defense states about itself."""
+    """DP claim of a mod, strategy or defense about itself, and facts such as its noise and sampling."""
 
     claim: Claim | None
     facts: Facts

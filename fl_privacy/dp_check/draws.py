@@ -95,7 +95,7 @@ def slices_of(sent: Tensors) -> dict[str, slice]:
 
 
 def looked_at(places: Mapping[str, T]) -> dict[str, T]:
-    """Return the first and last entries of ``places``, by array name, at most ``MOST_TENSORS`` in all."""
+    """Shorten ``places`` (array name -> any value) to the first and last entries, ``MOST_TENSORS`` at most."""
     if len(places) <= MOST_TENSORS:
         return dict(places)
     names = list(places)
@@ -104,7 +104,7 @@ def looked_at(places: Mapping[str, T]) -> dict[str, T]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pilot:
-    """Means and spread of a few outputs (d,) on each of two neighbors, from which a test's directions are chosen."""
+    """Means and spread of a few outputs (d,) on each of two neighbors, by which a test chooses its projections."""
 
     neighbors: Neighbors
     means: Tensor  # means (2, d) on the first and the second neighbor
@@ -123,9 +123,10 @@ class Pilot:
         return self.constant & (self.shift != 0) & ~whole
 
     def separation(self, directions: Sequence[Tensor]) -> float:
-        """Return how many standard deviations the neighbors' mean outputs are apart along the best of ``directions``.
+        """Return the distance of the neighbors' mean outputs in standard deviations; infinite if a value without noise
+        differs.
 
-        Without directions, the distance is over all values. It is infinite if a value without noise differs.
+        It is measured along the best of ``directions``; without directions, over all values.
         """
         if bool(self.bare.any()):
             return math.inf
@@ -146,7 +147,9 @@ CHUNK_ELEMENTS = 1 << 21  # most values of releases that are held at once
 
 
 def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]:
-    """Yield ``draws`` releases on ``given`` in chunks of k, (k, d) float64; ``UserError`` if their sizes differ."""
+    """Yield ``draws`` outputs on the input ``given`` in chunks of k, (k, d) float64; ``UserError`` if their sizes
+    differ.
+    """
     left, size, width = draws, 1, None
     while left and isinstance(mechanism, ManyAtOnce):
         made = flattened(mechanism.many(given, size), draws=size)
@@ -194,7 +197,7 @@ UNCHANGED = "the number of values that leave unchanged"  # name of the statistic
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Statistics:
-    """Statistics of a mechanism's outputs, for tests: projections, counts of special values, angles to the update."""
+    """Choice of an output's statistics: projections, counts of zeros and unchanged values, angles to the update."""
 
     names: Sequence[str]
     directions: Tensor  # unit vectors (P, d) onto which releases are projected
@@ -202,9 +205,9 @@ class Statistics:
     lines: Mapping[str, slice] = field(default_factory=dict)  # slices of arrays with an angle to ``update``
 
     def of(self, rows: Tensor) -> Tensor:
-        """Return S statistics (k, S) of k releases (k, d): projections, number of zeros, largest magnitude.
+        """Return S statistics (k, S) of k outputs (k, d): projections, number of zeros, largest magnitude.
 
-        If the update is known, the number of unchanged values and the sines of angles to the update follow.
+        If the update is known, the number of values equal to the update's and the sines of angles to it follow.
         """
         counts = [(rows == 0).sum(1).to(rows.dtype), rows.abs().amax(1)]
         if self.update is not None:
@@ -220,7 +223,9 @@ FEWEST_ON_A_LINE = 4  # least number of values of an array in which angles are c
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
-    """Return unit vectors (d,) by description: the neighbors' difference ``known``, and its part in each array."""
+    """Return description -> unit vector (d,), along the neighbors' difference ``known`` and along its part in each
+    array.
+    """
     candidates = {"the direction of the update": known}
     for name, place in looked_at(places).items():
         alone = torch.zeros_like(known)
@@ -232,10 +237,11 @@ def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tenso
 def statistics_for(
     found: Pilot, places: Mapping[str, slice], known: Tensor | None, also: Mapping[str, Tensor]
 ) -> Statistics:
-    """Choose the directions onto which a mechanism's outputs are projected, and what is counted in each output.
+    """Choose the statistics of an output by which a test distinguishes two neighbors.
 
-    Directions: the neighbors' difference ``known`` (d,), or that of the first draws' means; its part in each array
-    (``places``: slices); the one in which the first draws ``found`` differ most; and ``also``, by name.
+    Outputs are projected onto the neighbors' difference ``known`` (d,), else that of the means in ``found``; onto its
+    part in each array (``places``: slices); onto the direction with most difference per noise; and onto ``also``, by
+    name.
     """
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}

@@ -137,7 +137,10 @@ class Client:
             object.__setattr__(self, "seed", Secret.draw())
 
     def update(self, sent: ModelState, state: ClientState, *, round: int) -> training.LocalResult:
-        """Train on the client's examples; return the upload. ``RefusedModelError`` if ``guard`` rejects the model."""
+        """Train on the client's examples; return the upload.
+
+        ``RefusedModelError`` if the client's check of received models, ``guard``, rejects ``sent``.
+        """
         looked = self._look(sent, state)
         result = self.do(self.training_work(state, round=round), sent, state)
         if self.guard:
@@ -168,9 +171,10 @@ class Client:
     def probe(
         self, sent: ModelState, state: ClientState, *, round: int, probe: int, batch_size: int
     ) -> training.LocalResult:
-        """Return the upload from batch number ``probe`` of the client's examples alone, without changing ``state``.
+        """Return the upload from the client's batch number ``probe`` alone, without changing ``state``.
 
-        ``UserError`` if batch norm in training mode has only one value to normalize, or ``guard`` rejects the model.
+        ``UserError`` if batch norm in training mode has only one value to normalize, or the check ``guard`` rejects the
+        model.
         """
         self._look(sent, state)
         work = self.probe_work(state, round=round, probe=probe, batch_size=batch_size)
@@ -187,7 +191,8 @@ class Client:
     def victim_batch(self, probe: int, batch_size: int, state: ClientState | None = None) -> Batch:
         """Return batch number ``probe`` (B, ...), from 0, of the client's disjoint batches that an audit attacks.
 
-        The batches are the same in every round. ``state``: has the defense's substitutes for the examples, if any.
+        They are the same in every round. ``state``: client state, from which the defense's substitutes for examples are
+        taken.
         """
         own = self._own(ClientState() if state is None else state)
         return own.batch(self._probed(probe, batch_size, own.number))

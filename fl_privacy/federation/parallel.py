@@ -111,7 +111,6 @@ def cause_of(error: Exception) -> BaseException:
 
 
 def one_line(error: Exception) -> str:
-    """Format ``cause_of(error)`` in one line."""
     cause = cause_of(error)
     return f"{type(cause).__name__}: {cause}".splitlines()[0]
 
@@ -289,7 +288,7 @@ def attack_by_all_cores(
 
     Args:
         attack: attack whose random numbers depend on ``seed`` and a victim's id alone.
-        threads: CPU threads of each process; ``None`` takes one, or PyTorch's for a single part.
+        threads: CPU threads of each process; ``None``: 1, or PyTorch's default if there is a single part.
         processes: largest number of processes; ``None`` takes all cores.
     """
     devices = {str(getattr(one, "device", None) or "cpu") for one in (attack, getattr(attack, "attack", attack))}

@@ -63,7 +63,7 @@ def worker_processes(
     Args:
         threads: CPU threads of each process.
         environment: variables that differ from this process's.
-        sharers: number of processes among which the memory is divided.
+        sharers: number of all processes that divide the machine's memory.
         prepare: function that each process calls at its start.
     """
     from loky import get_reusable_executor  # noqa: PLC0415

@@ -20,11 +20,8 @@ from fl_privacy.progress import counted
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
 
 
-class LazyGradients(Mapping[str, Tensor]):
-    """Mapping from parameter name to the gradient of one step's mean loss.
-
-    They are computed on construction. If the defense computes gradients itself, access raises ``UserError`` instead.
-    """
+class StepGradients(Mapping[str, Tensor]):
+    """Mapping from parameter to gradient of one step's mean loss; ``UserError`` if the defense computes its own."""
 
     def __init__(self, step: LocalStep, defense: Defense) -> None:
         self._step, self._hidden, self._names = step, defense.computes_gradient, tuple(step.sent.parameters)
@@ -110,7 +107,9 @@ def store_private(values: ModelState, sent: ModelState, state: ClientState) -> N
 
 
 def private_values(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """Return a client's private values: those kept in ``state`` by an earlier round, else the model's."""
+    """Return the values of a client's model that the server does not send: those stored in ``state``, else the
+    model's.
+    """
     joined = join_private(model, sent, state)
     return ModelState(
         {name: p for name, p in joined.parameters.items() if name not in sent.parameters},
@@ -123,7 +122,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalResult:
-    """A client's upload, with its loss, seconds and bytes.
+    """A client's upload, with training loss, duration in seconds and size in bytes.
 
     ``train_loss``: mean over the local steps; NaN under a defense that promises differential privacy, since an exact
     loss would leak. ``defense_seconds``: duration of the defense's hooks, except for those that change the loss.
@@ -230,7 +229,7 @@ def take_steps(
         for data_hook in defense.data:
             batch = timed(data_hook, batch, state, rng)  # noqa: PLW2901
         step = replace(first, sent=ModelState(parameters, buffers), batch=batch, losses=[])
-        plain = LazyGradients(step, defense)
+        plain = StepGradients(step, defense)
         shared = plain.only(frozenset(public) - first.held)
         for gradient_hook in defense.gradient:
             shared = timed(gradient_hook, shared, step)

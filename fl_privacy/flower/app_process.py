@@ -52,7 +52,7 @@ class Cell:
         return held
 
     def open(self) -> Isolation:
-        """Start the process, which then loads the app; return its isolation. ``UserError`` if less than required."""
+        """Start the process, which then loads the app; return its isolation. ``UserError`` if this is too weak."""
         self.close()
         limits, bundled = self.limits, self.bundle is not None
         more = () if self.packages is None else (str(self.packages),)
@@ -174,7 +174,9 @@ class Bundles:
         probe.close()
 
     def answer(self, message: Message, context: Context, brought: Brought) -> Message | None:
-        """Return the reply of the app in ``brought``; ``None`` if the message must wait for approval or its turn."""
+        """Let the run's own app, sent as ``brought``, answer; ``None`` if the run waits for approval, or the message
+        for its turn.
+        """
         number, run, origin = message.metadata.message_id, str(context.run_id), Origin()
         try:
             if (held := self._held.pop(number, None)) is None:
@@ -234,7 +236,7 @@ class Bundles:
         return cell
 
     def rest(self) -> None:
-        """Replace each process that has answered by a fresh one; end those long unused or of revoked runs."""
+        """Between messages, replace processes that have answered; end those long unused or no longer allowed."""
         for run in self._answered & self._cells.keys() - self._working:
             cell, _ = self._cells[run]
             self._cells[run] = cell, time.monotonic()

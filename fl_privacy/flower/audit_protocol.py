@@ -40,7 +40,9 @@ def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
 
 
 def asked_probe(content: RecordDict) -> tuple[int, int] | None:
-    """Return number and size of the batch whose upload (a probe) a message asks for; ``UserError`` if out of range."""
+    """Return (index, size) of the batch whose upload (a probe) a message asks for, if any; ``UserError`` if out of
+    range.
+    """
     record = next((each for each in content.config_records.values() if _ASKED_NUMBER in each), None)
     if record is None:
         return None
@@ -61,7 +63,7 @@ def introduce(reply: RecordDict, context: Context) -> None:
 
 
 def state_images(reply: RecordDict, images: ProbedImages) -> None:
-    """Add to ``reply`` which of the client's images are behind a probe's upload: fingerprints and normalization."""
+    """Add to ``reply`` which images a probe's upload was computed from: their fingerprints and normalization."""
     content: dict[str, str | list[float]] = {_FINGERPRINTS: json.dumps(list(images.fingerprints))}
     if images.normalization is not None:
         content |= {_MEAN: list(images.normalization.mean), _STD: list(images.normalization.std)}
@@ -69,7 +71,7 @@ def state_images(reply: RecordDict, images: ProbedImages) -> None:
 
 
 def stated_images(reply: RecordDict) -> ProbedImages | None:
-    """Return the images described by ``state_images``; ``None`` if missing or malformed."""
+    """Return what ``state_images`` added to ``reply``; ``None`` if missing or malformed."""
     record = reply.config_records.get(PROBED)
     if record is None:
         return None
@@ -118,7 +120,7 @@ def stated_defense(reply: RecordDict) -> Description:
 
 
 def merged_config(context: Context, content: RecordDict) -> dict[str, object]:
-    """Return the run config updated by the message's config records, without the keys that ask for a probe."""
+    """Return the run config, updated by the message's config records, but without an audit's request for a probe."""
     merged: dict[str, object] = dict(context.run_config)
     for record in content.config_records.values():
         merged.update(record)
@@ -126,15 +128,12 @@ def merged_config(context: Context, content: RecordDict) -> dict[str, object]:
 
 
 def is_training(message: Message) -> bool:
-    """Return whether ``message`` asks a client to train."""
     return str(message.metadata.message_type).partition(".")[0] == "train"
 
 
 def is_evaluation(message: Message) -> bool:
-    """Return whether ``message`` asks a client to evaluate."""
     return str(message.metadata.message_type).partition(".")[0] == "evaluate"
 
 
 def numbers_of(config: Mapping[str, object]) -> dict[str, float]:
-    """Return the entries of ``config`` that are numbers."""
     return {k: v for k, v in config.items() if isinstance(v, int | float) and not isinstance(v, bool)}

@@ -95,7 +95,9 @@ class Gate:
     def __call__(
         self, message: Message, context: Context, call_next: ClientAppCallable, origin: Origin | None = None
     ) -> Message:
-        """Return the reply to ``message``: the allowed part of the app's reply, or an error of one line."""
+        """Return the allowed part of the app's reply, or an error of one line; ``origin``: app of the run, for the
+        ledger.
+        """
         started, asked, kind = time.monotonic(), list[bool](), plain_kind(str(message.metadata.message_type))
 
         def app(message: Message, context: Context) -> Message:
@@ -156,7 +158,9 @@ class Gate:
         return flower_records(released)
 
     def _instead(self, message: Message, error: Exception, *, asked: bool) -> RecordDict | Error:
-        """Return an error of one line or, if the app did run (``asked``), noise, so that being refused is no signal."""
+        """Return an error of one line or, if the app has run (``asked``), noise, which looks like a reply to the
+        server.
+        """
         said, kind = self._refusal(error), str(message.metadata.message_type)
         if not asked or _reason(error) in UNCOUNTED:
             return said
@@ -245,7 +249,7 @@ def _remember(held: "OrderedDict[int, Any]", run: int, value: Any, size: Callabl
 
 
 def plain_records(content: RecordDict) -> Records:
-    """Convert a message's Flower records to ``Records``."""
+    """Convert Flower records to the gate's own type, without Flower's classes."""
     arrays: dict[str, dict[str, RawArray]] = {}
     for name, record in content.array_records.items():
         arrays[name] = {key: RawArray(a.dtype, tuple(a.shape), a.stype, a.data) for key, a in record.items()}

@@ -136,7 +136,7 @@ class RayGrid(LocalGrid):
         return reply
 
     def _lost(self, errand: "_Errand", error: Exception) -> bool:
-        """Replace a lost actor; return ``True`` if its message should be asked again, since its machine is lost too."""
+        """Replace a lost actor; return ``True`` if its message should be sent again, since its machine is lost too."""
         silent = isinstance(error, ray.exceptions.ActorUnavailableError | ray.exceptions.ObjectLostError)
         if silent:
             ray.kill(errand.actor)
@@ -173,7 +173,11 @@ def ray_grid(
     actors: int | None,
     timeout: float,
 ) -> Iterator[RayGrid]:
-    """Join or start a Ray cluster and open a grid with as many ``actors`` (processes) as fit; see ``rounds_on_ray``."""
+    """Join or start a Ray cluster; yield a grid with as many ``actors`` (client processes) as fit.
+
+    ``source``: function that builds the clients. ``num_cpus``, ``num_gpus``: for each actor. Others: see
+    ``rounds_on_ray``.
+    """
     check_request(num_cpus, num_gpus, actors)
     number("backend.timeout", timeout, above=0, infinite=True, example="it is in seconds, try 3600")
     with ray_cluster():

@@ -166,7 +166,7 @@ def _measured_on(table: MeasuredTable) -> str:
 
 
 def _open(table: MeasuredTable, batch_size: int | None, kind: Modality) -> str:
-    """Return why no defense is recommended; empty if the strongest attacker tried batches of size ``batch_size``."""
+    """Return why no defense is recommended; empty if the strongest attacker was measured at ``batch_size``."""
     if "auto" not in table.attacks or STRONGEST not in table.attackers:
         return (
             f"Nothing is recommended: the attacks tried are {', '.join(table.attacks)}"
@@ -291,7 +291,7 @@ def nothing_reconstructed(candidate: Candidate) -> str:
 
 
 def read_of(candidate: Candidate) -> str:
-    """Describe how many examples were reconstructed; if none, also the 95 % bound of the share that leaks."""
+    """Describe how many examples were reconstructed; if none, also the 95 % upper bound of the share that may leak."""
     kind = kind_in_words(candidate)
     if candidate.read:
         return f"{candidate.read} of {candidate.images} {kind}s reconstructed"
@@ -323,7 +323,11 @@ def doubts(candidate: Candidate) -> str:
 
 
 def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> str:
-    """Recommend the most accurate defense that meets the goal (:func:`goal_in_words`); empty for no candidates."""
+    """Recommend the most accurate defense that meets the goal, by default that nothing is reconstructed; empty for
+    none.
+
+    ``psnr_below``: limit in dB that all reconstructions must stay below, too.
+    """
     if not candidates:
         return ""
     if not defense_choice.comparable(candidates):

@@ -101,7 +101,7 @@ MOST_HELD = 256 << 20  # most bytes of tensors held in memory
 
 
 class ObservationBuffer(layout.LazyObservations):
-    """Buffer of observations in order of arrival, in memory or, without loss, in files.
+    """Buffer of intercepted uploads (observations) in order of arrival, in memory or, unchanged, in files.
 
     Args:
         folder: private folder of the files, created on demand and removed by ``clear``.

@@ -42,7 +42,6 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def with_prefix(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
-    """Add ``prefix`` to the names of ``tensors``."""
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
@@ -52,13 +51,12 @@ def without_prefix(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
 
 
 def tensor_file(folder: Path, digest: str) -> Path:
-    """Return the path of the tensors whose file has the SHA-256 ``digest``."""
     return folder / "tensors" / f"{digest}.safetensors"
 
 
 @dataclass(frozen=True)
 class CaptureFile:
-    """Untrusted description and tensors of one observation.
+    """Intercepted upload on disk: a description and tensors, whose content is not trusted.
 
     Every method raises ``UserError`` if a file is missing, too large or damaged. If ``finite`` is set, tensors with
     infinite or NaN values are also refused.
@@ -84,7 +82,9 @@ class CaptureFile:
         return value
 
     def tensors(self, digest: str, room: int) -> dict[str, Tensor]:
-        """Load and verify the tensors with SHA-256 ``digest``, from at most ``MOST_TENSORS`` + ``room`` bytes."""
+        """Load the tensors with SHA-256 ``digest`` and verify it; refuse a file above ``MOST_TENSORS`` + ``room``
+        bytes.
+        """
         path = tensor_file(self.folder, digest)
         data = self._read(path, MOST_TENSORS + room)
         if sha256(data).hexdigest() != digest:
@@ -119,7 +119,7 @@ Change = Callable[[Observation], Observation]
 
 
 class LazyObservations(Sequence[Observation], ABC):
-    """Observations that are loaded on access; a slice loads nothing."""
+    """Sequence of intercepted uploads, each loaded from disk on access; a slice loads nothing."""
 
     ids: Sequence[VictimId]
 
@@ -187,7 +187,7 @@ def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module
     Args:
         folder: folder of a run with ``intercept.save=true``, or of an audit.
         model: architecture of the model the clients were sent; its values are not used.
-        inside: architecture that a colluding client trains; ``None`` takes ``model``.
+        inside: architecture of a client that colludes with the attacker; ``None`` takes ``model``.
     """
     return list(stored_observations(folder, model, inside=inside))
 

@@ -40,13 +40,13 @@ class SimulatedSideInformation:
 
     In place of the victim's private layers, the attacker uses those of a colluding client or, if none colludes, the
     architecture's initial values, shuffled as a client shuffles them. ``UserError`` if ``features_at`` names no module
-    of the clients' model, or ``features_of="trained"`` has no colluder.
+    of the clients' model, or if ``features_of`` is ``trained`` and no client colludes.
 
     Attributes:
         colluder: client that works with the server, if any.
         knows_features: ``True`` if the attacker sees the output of the victim's private layers.
-        features_at: module whose inputs are the features; ``None`` takes the first public layer, ``activation`` the
-            module behind the private layers' activation.
+        features_at: module whose inputs are the features; ``None``: the first public layer; ``activation``: the module
+            after the activation of the private layers.
         features_of: model with the victim's private layers that gives the features: as ``sent``, or as ``trained`` by
             the victim; the attacker then uses the layers that the colluder trained (FDL-PP, Algorithm 3).
         batch_size: number of examples in an attacked batch that does not train the model.

@@ -61,15 +61,13 @@ class SuperNodeAddress:
 
 @dataclass(frozen=True)
 class Ended:
-    """Result of a SuperNode's process."""
-
     status: int  # exit status
     not_admitted: bool  # ``True`` if the SuperLink failed, does not know the node's key, or counts it as connected
     lost: str = ""  # reason why an admitted node gets no more messages, in a line; empty if it ended as asked
 
 
 class _Listening(logging.Handler):
-    """Log handler that notices that the node's activation was refused, or that a part of the SuperNode ended.
+    """Log handler that notices if the SuperLink refuses this node, or if a thread of the SuperNode ends.
 
     One HTTP status 500, as from a locked SuperLink database, silently ends Flower's message loop or heartbeat thread.
     """
@@ -132,7 +130,9 @@ def take_more_messages() -> None:
 
 
 def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
-    """Run ``flower-supernode`` here until it ends; if ``holds``, it fetches messages before it has answered earlier."""
+    """Run ``flower-supernode`` here until it ends; ``holds``: let it fetch messages while earlier ones are
+    unanswered.
+    """
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415  (its signal handlers are this process's)
 
     if holds:

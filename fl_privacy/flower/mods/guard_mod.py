@@ -94,11 +94,11 @@ def secagg_guard_mod(message: Message, context: Context, call_next: ClientAppCal
 
 
 def secagg_refusal(asked: ConfigRecord | None) -> str | None:
-    """Return a reason to refuse a SecAgg+ server's request, or ``None``.
+    """Return a reason to refuse the request ``asked`` of a SecAgg+ server, or ``None``.
 
-    Key shares of both kinds, those of a client's private mask and of its pairwise masks, together unmask its upload
-    (Bonawitz et al. 2017, section 6). Refused are requests for both kinds, and thresholds of at most half of the
-    shares, with which two groups of clients could be asked for one kind each.
+    A server with shares of both a client's private and its pairwise masks can unmask its upload (Bonawitz et al. 2017,
+    section 6). Refused are requests for both kinds, and thresholds of at most half of the shares, with which two groups
+    of clients could be asked for one kind each.
     """
     if asked is None:
         return None
