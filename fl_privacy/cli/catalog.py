@@ -58,5 +58,6 @@ def describe_option(group: str, name: str) -> str:
 
 
 def comment_of(path: Path) -> str:
+    """Return the comment at the start of the file."""
     lines = (line for line in path.read_text().splitlines() if not line.startswith("# @package"))
     return " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))

@@ -68,6 +68,7 @@ SHOWN_ROUNDS = 8
 
 
 def progress_bar(console: Console, *columns: str) -> Progress:
+    """Make a progress bar after the texts ``columns`` (Rich markup); it is hidden if there is no terminal."""
     shown = (*map(TextColumn, columns), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*shown, console=console, disable=not console.is_terminal)
 

@@ -164,6 +164,7 @@ def end_with(sentence: str, page: Path, *, open_page: bool) -> None:
 
 
 def open_in_browser(page: Path) -> None:
+    """Open ``page``, or print that there is no browser."""
     import webbrowser  # noqa: PLC0415  (needed by --open alone)
 
     if not webbrowser.open(page.absolute().as_uri()):

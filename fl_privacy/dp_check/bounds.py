@@ -72,9 +72,7 @@ class GuessCounts:
 
 
 def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> GuessCounts:
-    """Count how many values of a statistic, ``first`` (N,) and ``second`` (M,) on two neighbors, reach each
-    threshold (T,).
-    """
+    """Count how many values of a statistic on two neighbors, ``first`` and ``second``, reach each threshold (T,)."""
     positives, negatives, at = (np.asarray(values, dtype=np.float64) for values in (first, second, thresholds))
     hits, misses = (
         (len(values) - np.searchsorted(np.sort(values), at, side="left")).astype(np.float64)
@@ -110,12 +108,9 @@ SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)  # sines of the angles to the update be
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
     """Return a lower bound on epsilon from angles between a mechanism's outputs and an update of random direction.
 
-    Outputs that contain the update have smaller angles than chance allows (Markov's inequality).
-
-    Args:
-        sines: sine (n, A) of the angle between each output and the update, in each of A arrays.
-        sizes: number of values of each array, at least 2.
-        error: probability in (0, 1) with which the bound may be wrong.
+    Outputs that contain the update have smaller angles to it than chance allows (Markov's inequality). ``sines``: sine
+    (n, A) of each output's angle in each of A arrays. ``sizes``: number of values of each array, at least 2. ``error``:
+    probability in (0, 1) with which the bound may be wrong.
     """
     if not len(sizes):
         return 0.0
@@ -152,7 +147,7 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
 
 
 def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> float:
-    """Return the least true mu that ``draws`` outputs on each neighbor prove, with probability ``power``, to exceed
+    """Return the least true mu for which ``draws`` outputs on each neighbor likely (``power``) prove more than
     ``mu``.
     """
     size, degrees = math.sqrt(draws / 2), 2 * draws - 2
@@ -196,11 +191,8 @@ def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
 def one_run_p_value(*, canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
     """Bound the chance of >= ``right`` right guesses under (epsilon, delta)-privacy (Steinke et al. 2023, Theorem 5.2).
 
-    Args:
-        canaries: number m of canaries, each of which participated with probability 1/2.
-        guesses: number r of canaries about which a guess was made.
-        right: number v of right guesses.
-        epsilon: privacy parameter, at least 0.
+    ``canaries``: number of canaries, each of which participated with probability 1/2. ``guesses``: number of canaries
+    about which a guess was made.
     """
     share = scipy.special.expit(epsilon)
     beta = float(scipy.stats.binom.sf(right - 1, guesses, share))
@@ -278,9 +270,7 @@ def one_run_gaussian_epsilon(
 
 
 def _right_guesses(taken: ArrayLike, left_out: ArrayLike) -> NDArray[np.int64]:
-    """Count right guesses on m canaries, for n = 1, ..., m // 2: the n highest scores took part, the n lowest did
-    not.
-    """
+    """Count right guesses for n = 1, ..., m // 2: of m canaries, the n highest scores took part, the n lowest not."""
     scores = np.concatenate([np.asarray(taken, dtype=np.float64), np.asarray(left_out, dtype=np.float64)])
     truth = np.arange(len(scores)) < np.size(taken)
     scores[np.isnan(scores)] = -np.inf
@@ -296,12 +286,9 @@ def best_one_run_epsilon(
 ) -> tuple[float, int, int]:
     """Return the best lower bound on epsilon, its number of guesses, and the number of right ones.
 
-    The canaries with the highest scores are guessed to have participated, and as many with the lowest not.
-
-    Args:
-        taken: scores (k,) of participating canaries, higher if participation is likelier.
-        left_out: scores (m - k,) of the other canaries.
-        shares: number of different numbers of guesses to try; they divide the error (Bonferroni).
+    ``taken`` (k,), ``left_out`` (m - k,): scores of canaries that participated, and of the others. Those with the
+    highest scores are guessed to have participated, and as many with the lowest not. ``shares``: number of different
+    numbers of guesses to try, which divide the error (Bonferroni).
     """
     right = _right_guesses(taken, left_out)
     canaries = np.size(taken) + np.size(left_out)

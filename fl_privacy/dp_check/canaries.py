@@ -98,8 +98,7 @@ def canary_test(
     noise: Literal["gaussian", "other"] = "gaussian",
     confidence: float = 0.95,
 ) -> CanaryTest:
-    """Return lower bounds on epsilon and an estimate of it from the scores of canaries: examples or clients for the
-    test.
+    """Return lower bounds on epsilon, and an estimate, from the scores of canaries (made-up examples or clients).
 
     Args:
         taken: scores (k,) of the canaries that took part, higher if participation looks likelier.

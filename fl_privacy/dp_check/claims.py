@@ -49,8 +49,8 @@ class Claim:
         checks.whole("claimed rounds", self.rounds, at_least=1, example=1)
 
     def total(self, mu: float) -> float:
-        """Return the epsilon of all outputs if one unit (example or client) shifts each mean by ``mu`` standard
-        deviations.
+        """Return the epsilon of all outputs if a unit (example or client) shifts each mean by ``mu`` deviations of the
+        noise.
 
         If sampling is not Poisson, a unit takes part in the share ``sample_rate`` of the outputs.
         """

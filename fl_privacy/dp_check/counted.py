@@ -44,8 +44,8 @@ class Drawn:
 
     @classmethod
     def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "Drawn":
-        """Choose tests (statistic >= threshold) on the first fifth of ``drawn``, outputs on each neighbor; keep the
-        others.
+        """Choose tests (statistic >= threshold) on the first fifth of the outputs ``drawn``, and keep the others for
+        bounds.
         """
         first, second = drawn[0].numpy(), drawn[1].numpy()
         fixing, rate = len(first) // 5, 1.0 if claim.sampled is None else claim.sampled.sample_rate
@@ -78,9 +78,7 @@ class Drawn:
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
     def epsilon(self, error: float) -> float:
-        """Return the larger of two lower bounds on epsilon: from angles (a tenth of ``error``) and from counted
-        outputs.
-        """
+        """Return a lower bound on epsilon for any noise: the larger of that by angles and that by counted outputs."""
         bounds, share = [self.aligned(error / 10)], 0.9 * error / len(self.tests)
         for number, threshold in self.tests:
             counts = counts_above(self.first[:, number], self.second[:, number], [threshold])

@@ -123,10 +123,9 @@ class Pilot:
         return self.constant & (self.shift != 0) & ~whole
 
     def separation(self, directions: Sequence[Tensor]) -> float:
-        """Return the distance of the neighbors' mean outputs in standard deviations; infinite if a value without noise
-        differs.
+        """Return the distance of the neighbors' mean outputs, in standard deviations of the noise.
 
-        It is measured along the best of ``directions``; without directions, over all values.
+        It is measured along the best of ``directions``; without directions, over all values. Infinite without noise.
         """
         if bool(self.bare.any()):
             return math.inf
@@ -147,9 +146,7 @@ CHUNK_ELEMENTS = 1 << 21  # most values of releases that are held at once
 
 
 def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]:
-    """Yield ``draws`` outputs on the input ``given`` in chunks of k, (k, d) float64; ``UserError`` if their sizes
-    differ.
-    """
+    """Yield ``draws`` outputs on the input ``given``, k at a time as (k, d) float64; ``UserError`` if sizes differ."""
     left, size, width = draws, 1, None
     while left and isinstance(mechanism, ManyAtOnce):
         made = flattened(mechanism.many(given, size), draws=size)
@@ -223,9 +220,7 @@ FEWEST_ON_A_LINE = 4  # least number of values of an array in which angles are c
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
-    """Return description -> unit vector (d,), along the neighbors' difference ``known`` and along its part in each
-    array.
-    """
+    """Return unit vectors (d,) by description: the neighbors' difference ``known``, and its part in each array."""
     candidates = {"the direction of the update": known}
     for name, place in looked_at(places).items():
         alone = torch.zeros_like(known)

@@ -124,6 +124,7 @@ def check_mechanism(
 
     Inputs are an update and zero, or an update and its negative if neighbors exchange a unit (example or client). A few
     draws choose the update's direction and norm (up to 10,000 clipping norms); fresh draws give the bound.
+    ``UserError`` if neither ``like`` nor ``neighbors`` is given, or the outputs can't be compared.
 
     Args:
         mechanism: function from an update (tensors like ``like``) to its output (tensors), with fresh randomness at
@@ -136,9 +137,6 @@ def check_mechanism(
         noise: ``gaussian`` if the claim assumes fresh Gaussian noise in each round; ``other`` makes no assumption.
         draws: number of draws per neighbor, at least 200.
         confidence: confidence of the bounds, in (0, 1).
-
-    Raises:
-        UserError: neither ``like`` nor ``neighbors`` is given, or the outputs can't be compared.
     """
     claim = expect_claim(claimed, delta)
     checks.whole("draws", draws, at_least=200, example=4000)

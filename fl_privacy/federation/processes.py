@@ -60,11 +60,9 @@ def worker_processes(
 ) -> Iterator[Any]:
     """Yield loky's executor of ``number`` processes; later calls with the same arguments reuse the processes.
 
-    Args:
-        threads: CPU threads of each process.
-        environment: variables that differ from this process's.
-        sharers: number of all processes that divide the machine's memory.
-        prepare: function that each process calls at its start.
+    ``threads``: CPU threads of each process. ``environment``: variables that differ from this process's. ``sharers``:
+    number of all processes that divide the machine's memory. ``prepare``: function that each process calls at its
+    start.
     """
     from loky import get_reusable_executor  # noqa: PLC0415
 

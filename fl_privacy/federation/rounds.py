@@ -263,9 +263,7 @@ def finish_round(
 
 
 def with_personalized(report: RoundReport, ends: Mapping[int, Personalized | Failure]) -> RoundReport:
-    """Add the mean evaluation and seconds of personalization to ``report``; log failures. ``ends``: results by
-    client.
-    """
+    """Add the mean evaluation and seconds of personalization to ``report``. ``ends``: results, or failures to log."""
     for client, end in ends.items():
         if isinstance(end, Failure):
             logger.warning("Client %d did not end round %d: %s", client, report.round, end.reason)

@@ -159,9 +159,7 @@ class Server:
 
 
 def mean_change(mean: Upload, sent: Tensors, plan: LocalPlan) -> Tensors:
-    """Convert a mean upload into a change of the values ``sent``; by ``plan`` it holds weights, changes or
-    gradients.
-    """
+    """Convert a mean upload (by ``plan``: weights, changes or gradients) into a change of the values ``sent``."""
     steps = {n: t.to(sent[n].dtype) for n, t in mean.tensors.items()}
     if plan.shares == "weights":
         return {n: t - sent[n] for n, t in steps.items()}

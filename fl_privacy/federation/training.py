@@ -107,9 +107,7 @@ def store_private(values: ModelState, sent: ModelState, state: ClientState) -> N
 
 
 def private_values(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """Return the values of a client's model that the server does not send: those stored in ``state``, else the
-    model's.
-    """
+    """Return those values of a client's model that the server does not send: stored in ``state``, else ``model``'s."""
     joined = join_private(model, sent, state)
     return ModelState(
         {name: p for name, p in joined.parameters.items() if name not in sent.parameters},

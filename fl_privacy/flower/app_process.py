@@ -32,10 +32,9 @@ IDLE_SECONDS = 300.0  # seconds without a message after which a run's waiting pr
 class Cell:
     """A ``ClientApp`` in an isolated process that is started on demand.
 
-    Args:
-        app: reference ``package.module:attribute``; empty only to test whether the system can isolate apps.
-        bundle: archive with the app's code; each message then gets a new process. ``None`` for an installed app.
-        packages: folder of the packages that the bundle needs.
+    ``app``: reference ``package.module:attribute``; empty only to test whether the system can isolate apps. ``bundle``:
+    archive with the app's code; each message then gets a new process. ``None`` for an installed app. ``packages``:
+    folder of the packages that the bundle needs.
     """
 
     def __init__(
@@ -174,8 +173,8 @@ class Bundles:
         probe.close()
 
     def answer(self, message: Message, context: Context, brought: Brought) -> Message | None:
-        """Let the run's own app, sent as ``brought``, answer; ``None`` if the run waits for approval, or the message
-        for its turn.
+        """Let the run's own app, sent as ``brought``, answer; ``None`` if the run is not approved yet or another app
+        works.
         """
         number, run, origin = message.metadata.message_id, str(context.run_id), Origin()
         try:

@@ -40,8 +40,9 @@ def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
 
 
 def asked_probe(content: RecordDict) -> tuple[int, int] | None:
-    """Return (index, size) of the batch whose upload (a probe) a message asks for, if any; ``UserError`` if out of
-    range.
+    """Return (index, size) of the batch whose upload (a probe) a message asks for, or ``None``.
+
+    ``UserError`` if either number is out of range.
     """
     record = next((each for each in content.config_records.values() if _ASKED_NUMBER in each), None)
     if record is None:
@@ -128,12 +129,15 @@ def merged_config(context: Context, content: RecordDict) -> dict[str, object]:
 
 
 def is_training(message: Message) -> bool:
+    """Return whether ``message`` asks a client to train."""
     return str(message.metadata.message_type).partition(".")[0] == "train"
 
 
 def is_evaluation(message: Message) -> bool:
+    """Return whether ``message`` asks a client to evaluate."""
     return str(message.metadata.message_type).partition(".")[0] == "evaluate"
 
 
 def numbers_of(config: Mapping[str, object]) -> dict[str, float]:
+    """Return the entries of ``config`` that are numbers."""
     return {k: v for k, v in config.items() if isinstance(v, int | float) and not isinstance(v, bool)}

@@ -85,9 +85,7 @@ class PrivacyClient(NumPyClient):
         return self._reply(self._counted(["train"], self._message_number(config), update))
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
-        """Return the upload from batch ``config["victim"]`` alone, counted from 0, of ``config["batch-size"]``
-        examples.
-        """
+        """Return the upload from batch ``config["victim"]`` alone, from 0, of ``config["batch-size"]`` examples."""
         images = records.images_of_probe(config.get(records.VICTIM), config.get(records.BATCH_SIZE))
         round, sent = self._round(config), self._sent(parameters, config)
         number, size = _integer(config, records.VICTIM), _integer(config, records.BATCH_SIZE)

@@ -182,9 +182,7 @@ KEPT = "fl-privacy.own-norms"  # record of a client's state: batch norm of its l
 
 
 def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, context: Context) -> None:
-    """If a client's ``reply`` to ``sent`` shows that it keeps its batch norm (FedBN), store these layers in the
-    context.
-    """
+    """If a client's ``reply`` shows that it keeps its batch norm (FedBN), store the replied layers in the context."""
     norms = norm_names(model)
     before, after = _by_name(sent), _by_name(reply)
     if not norms or not norms <= after.keys() or before.keys() != after.keys():

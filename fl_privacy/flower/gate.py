@@ -66,9 +66,8 @@ class Gate:
     :class:`Cell`: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 
     ``policy``: a policy, its file, or the name of a packaged one. ``name``: name of the app in the ledger, the file
-    that records each message and its privacy cost. ``UserError`` if the policy can't be read, or its ledger can't be
-    trusted. ``refused`` holds the last refusals as pairs of reason (see ``site.gate.rules.REASONS``) and detail;
-    ``left_out`` counts dropped parts of replies.
+    that records each message and its privacy cost. ``UserError`` if either file is unusable. ``refused``: last refusals
+    as pairs of reason (see ``site.gate.rules.REASONS``) and detail. ``left_out``: counts of dropped parts of replies.
     """
 
     def __init__(self, policy: SitePolicy | str | Path, *, name: str = "") -> None:
@@ -95,9 +94,7 @@ class Gate:
     def __call__(
         self, message: Message, context: Context, call_next: ClientAppCallable, origin: Origin | None = None
     ) -> Message:
-        """Return the allowed part of the app's reply, or an error of one line; ``origin``: app of the run, for the
-        ledger.
-        """
+        """Return the allowed part of the app's reply, or an error of one line; ``origin``: app, for the ledger."""
         started, asked, kind = time.monotonic(), list[bool](), plain_kind(str(message.metadata.message_type))
 
         def app(message: Message, context: Context) -> Message:
@@ -158,7 +155,7 @@ class Gate:
         return flower_records(released)
 
     def _instead(self, message: Message, error: Exception, *, asked: bool) -> RecordDict | Error:
-        """Return an error of one line or, if the app has run (``asked``), noise, which looks like a reply to the
+        """Return an error of one line or, if the app has run (``asked``), noise that hides the refusal from the
         server.
         """
         said, kind = self._refusal(error), str(message.metadata.message_type)

@@ -48,11 +48,9 @@ class ClientProcess:
 class RayGrid(LocalGrid):
     """Grid whose nodes are served by Ray actors; each node's context travels with its message.
 
-    Args:
-        capacity: function that counts the actors fitting into the cluster.
-        actors: number of actors; a dead one is replaced if there is room. Its message gets an error, or goes to
-            another actor if the machine is gone.
-        timeout: seconds for one message, after which the actor is ended and replaced.
+    ``capacity``: function that counts the actors fitting into the cluster. ``actors``: number of actors; a dead one is
+    replaced if there is room, and its message gets an error, or goes to another actor if the machine is gone.
+    ``timeout``: seconds for one message, after which the actor is ended and replaced.
     """
 
     def __init__(

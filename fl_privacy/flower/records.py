@@ -212,13 +212,12 @@ def kinds_of_arrays(content: RecordDict, names: Collection[str]) -> dict[str, to
 
 
 def to_record(tensors: Tensors) -> ArrayRecord:
+    """Convert tensors by name into a record."""
     return ArrayRecord({name: plain_array(to_array(t)) for name, t in tensors.items()})
 
 
 def to_tensors(record: Mapping[str, Array], like: Tensors | None = None) -> dict[str, torch.Tensor]:
-    """Convert a record into tensors by name; ``like``: expected tensors, by which arrays of :func:`shortest` are
-    decoded.
-    """
+    """Convert a record into tensors by name; the expected tensors ``like`` decode arrays of :func:`shortest`."""
     expected = like or {}
     return {n: expand(n, a, expected) if a.stype == STYPE else to_tensor(array_values(a)) for n, a in record.items()}
 
@@ -384,9 +383,7 @@ MOST_PROBED = 1 << 16
 
 
 def images_of_probe(probe: Any, size: Any) -> list[str]:
-    """Return stand-in names of the images in a probed batch, by which their uploads are counted; ``UserError`` if
-    invalid.
-    """
+    """Return stand-in names of the images in a probe's batch, to count uploads; ``UserError`` if invalid."""
     checks.whole("The number of a probe", probe, at_least=0, example=0)
     checks.whole("The size of a probe", size, at_least=1, at_most=MOST_PROBED, example=8)
     return [f"probed-image-{image}" for image in range(probe * size, (probe + 1) * size)]

@@ -389,9 +389,7 @@ def form_of(answer: RecordDict, seconds: float) -> RecordDict:
 
 
 def like_form(form: RecordDict, arrays: Sequence[np.ndarray]) -> RecordDict | None:
-    """Return a reply of the structure ``form`` with the values ``arrays``; ``None`` unless ``form`` has as many
-    arrays.
-    """
+    """Return a reply of the structure ``form`` with the values ``arrays``; ``None`` if it has more or fewer arrays."""
     if sum(map(len, form.array_records.values())) != len(arrays):
         return None
     left = iter(arrays)

@@ -77,9 +77,7 @@ class Nodes(NodeRules):
     _connected: set[int] = field(default_factory=set, init=False)
 
     def refresh(self, grid: Grid) -> None:
-        """Wait for all nodes; once all were connected, at most ``reconnect`` seconds. ``UserError`` if a node never
-        connected.
-        """
+        """Wait until all nodes connect; ``UserError`` if one never does. Lost nodes have ``reconnect`` seconds."""
         if len(self._node) == len(self.clients):
             deadline = time.monotonic() + self.reconnect
             while True:
@@ -206,9 +204,7 @@ class Federated(NodeRules, Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Ask for the round's probes (uploads of one batch), then make training messages; ``UserError`` for
-        unexpected nodes.
-        """
+        """Get the round's probes (uploads of one batch), then make training messages; ``UserError`` for wrong nodes."""
         self._nodes.refresh(grid)
         probes = [probe for probe in self.audit.probes_of(server_round) if probe.client in self._nodes]
         asked = [(p.client, {records.VICTIM: p.number, records.BATCH_SIZE: self.audit.batch_size}) for p in probes]

@@ -83,9 +83,7 @@ class DefendedUpload:
         buffers: BufferPolicy,
         shares: Shares = "weights",
     ) -> "DefendedUpload":
-        """Build hooks for the parameters of ``model`` or the arrays ``names``, not both; with neither, for all float
-        arrays.
-        """
+        """Build hooks for ``model``'s parameters or the arrays ``names``, not both; by default for all float arrays."""
         if model is None:
             own = None if names is None else frozenset(n for n in names if n.rpartition(".")[2] not in STATISTICS)
             return cls(defense=defense, parameters=own, buffers=buffers, shares=shares)

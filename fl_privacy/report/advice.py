@@ -323,10 +323,9 @@ def doubts(candidate: Candidate) -> str:
 
 
 def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> str:
-    """Recommend the most accurate defense that meets the goal, by default that nothing is reconstructed; empty for
-    none.
+    """Recommend the most accurate defense that meets the goal: nothing is reconstructed, and PSNR is below the limit.
 
-    ``psnr_below``: limit in dB that all reconstructions must stay below, too.
+    ``psnr_below``: limit in dB, if any. The answer is empty if there are no candidates.
     """
     if not candidates:
         return ""

@@ -34,9 +34,7 @@ LARGEST_NUMBER, MOST_COUNTED, MOST_ANSWERS, MOST_SHOWN, MOST_VALUES = 1 << 63, 1
 
 
 def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
-    """Write ``audit.json`` and, for an app, its page and full record, with mode 0600; return ``audit.json``'s
-    content.
-    """
+    """Write ``audit.json`` and, for an app, its page and full record, with mode 0600; return ``audit.json``'s data."""
     content = plain_app(record) if record.captured is None else _plain_captured(record.captured)
     if record.captured is None:
         write_private(folder / PAGE, render_audit(record))

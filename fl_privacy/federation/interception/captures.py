@@ -42,6 +42,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def with_prefix(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
+    """Add ``prefix`` to the names of ``tensors``."""
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
@@ -51,6 +52,7 @@ def without_prefix(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
 
 
 def tensor_file(folder: Path, digest: str) -> Path:
+    """Return the path of the tensors whose file has the SHA-256 ``digest``."""
     return folder / "tensors" / f"{digest}.safetensors"
 
 
@@ -82,9 +84,7 @@ class CaptureFile:
         return value
 
     def tensors(self, digest: str, room: int) -> dict[str, Tensor]:
-        """Load the tensors with SHA-256 ``digest`` and verify it; refuse a file above ``MOST_TENSORS`` + ``room``
-        bytes.
-        """
+        """Load and verify the tensors with SHA-256 ``digest``; refuse files above ``MOST_TENSORS`` + ``room`` bytes."""
         path = tensor_file(self.folder, digest)
         data = self._read(path, MOST_TENSORS + room)
         if sha256(data).hexdigest() != digest:
@@ -182,12 +182,9 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # types 
 def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None) -> list[Observation]:
     """Load all captured updates of a run or an audit into memory, in the order of their ids.
 
-    ``UserError`` if there are none, a file is missing or damaged, or they do not fit ``model``.
-
-    Args:
-        folder: folder of a run with ``intercept.save=true``, or of an audit.
-        model: architecture of the model the clients were sent; its values are not used.
-        inside: architecture of a client that colludes with the attacker; ``None`` takes ``model``.
+    ``folder``: of a run with ``intercept.save=true``, or of an audit. ``model``: architecture that the clients were
+    sent. ``inside``: architecture of a client that colludes with the attacker, if another. ``UserError`` if there are
+    none, a file is missing or damaged, or they do not fit ``model``.
     """
     return list(stored_observations(folder, model, inside=inside))
 

@@ -147,9 +147,7 @@ def _learning_rate(observation: Observation, given: Collection[str], said: list[
 
 
 def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observation]:
-    """Replace learning rates estimated from one step on one example by the round's median, if within a factor of
-    three.
-    """
+    """Replace rates estimated from one step on one example by the round's median, if within a factor of three of it."""
     rates: dict[int, list[float]] = {}
     for observation in observations:
         if _is_one_step_on_one_example(observation):
@@ -221,8 +219,7 @@ def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
 
 
 def without_kept_norms(observation: Observation) -> tuple[Observation, list[str]]:
-    """Put the batch norm that a client really trained with into ``observation``; also return sentences on unusual
-    cases.
+    """Put the batch norm that a client really trained with into ``observation``; also return sentences on it.
 
     A client that keeps its batch norm (FedBN) trained with other values than the server's: those it uploads, else those
     sent, else the model's initial ones. Attacks then do not compare how batch norm changed.

@@ -23,14 +23,17 @@ def records_of(content: bytes) -> RecordDict:
 
 
 def message_bytes(message: Message) -> bytes:
+    """Serialize ``message``."""
     return serde.message_to_proto(message).SerializeToString()
 
 
 def message_of(content: bytes) -> Message:
+    """Parse a message: the inverse of ``message_bytes``."""
     return serde.message_from_proto(ProtoMessage.FromString(content))
 
 
 def message_with(message: Message, content: RecordDict) -> Message:
+    """Copy ``message`` with other content."""
     proto = ProtoMessage(metadata=serde.metadata_to_proto(message.metadata), content=ProtoRecordDict())
     made = serde.message_from_proto(proto)
     made.content = content  # not copied: weights are large
@@ -70,8 +73,10 @@ def _array_like(array: Array, data: bytes | None) -> Array:
 
 
 def context_bytes(context: Context) -> bytes:
+    """Serialize ``context``."""
     return serde.context_to_proto(context).SerializeToString()
 
 
 def context_of(content: bytes) -> Context:
+    """Parse a context: the inverse of ``context_bytes``."""
     return serde.context_from_proto(ProtoContext.FromString(content))

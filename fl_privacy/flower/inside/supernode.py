@@ -61,6 +61,8 @@ class SuperNodeAddress:
 
 @dataclass(frozen=True)
 class Ended:
+    """Result of a SuperNode's process."""
+
     status: int  # exit status
     not_admitted: bool  # ``True`` if the SuperLink failed, does not know the node's key, or counts it as connected
     lost: str = ""  # reason why an admitted node gets no more messages, in a line; empty if it ended as asked
@@ -130,9 +132,7 @@ def take_more_messages() -> None:
 
 
 def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
-    """Run ``flower-supernode`` here until it ends; ``holds``: let it fetch messages while earlier ones are
-    unanswered.
-    """
+    """Run ``flower-supernode`` until it ends; if ``holds``, it fetches messages while earlier ones are unanswered."""
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415  (its signal handlers are this process's)
 
     if holds:

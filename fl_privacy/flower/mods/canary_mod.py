@@ -121,9 +121,7 @@ def write_canaries(
     claimed: float | None = None,
     noise: Literal["gaussian", "other"] = "gaussian",
 ) -> None:
-    """Test the claim with the canaries in ``context``; write ``claim.json`` and ``claim.html``. Arguments: see
-    ``canary_mod``.
-    """
+    """Test the claim with the canaries in ``context``; write ``claim.json`` and ``claim.html``. See ``canary_mod``."""
     from fl_privacy.report.inferred import write_claims_page  # noqa: PLC0415
 
     about = _About.of(context)

@@ -205,11 +205,11 @@ def defend(
     """Wrap ``client`` so that the upload hooks of ``defense`` change what it sends; see ``DefendedUpload``.
 
     Args:
-        client: a client, or a class of clients; then a class is returned, with the same arguments and ``memory``.
+        client: a client, or a class; then the result is a function of the class's arguments and ``memory``.
         model: model, or its class, with the arrays as ``state_dict``; it distinguishes parameters from buffers.
         names: names of all arrays in order, without ``model``; batch norm's statistics are recognized by name. If both
-            are missing, names are those of the message, else "0", "1", ..., and differential privacy's noise is
-            refused.
+            are missing, names are those of the message, else "0", "1", ..., and noise for differential privacy is an
+            error.
         buffers, shares: see ``defense_mod``.
         metrics, seed, memory: see ``DefendedClient``.
         number: number of the client, which separates its random draws from other clients'.
