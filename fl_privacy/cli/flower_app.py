@@ -136,8 +136,8 @@ def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: froz
     """Compose the settings of ``overrides``, with a cache.
 
     Overrides come from the network: only registered or ``trusted`` classes are built, and paths are refused.
-    ``unread``: settings that this node never uses, in which paths are allowed; ``None`` allows them everywhere
-    (simulations).
+    ``unread``: settings that this node never uses, in which paths are allowed; ``None``: simulation, all paths are
+    allowed.
     """
     expect_plain(
         list(overrides), list(trusted), where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)"

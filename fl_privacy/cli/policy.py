@@ -143,7 +143,7 @@ def dated(when: float) -> str:
 def show_ledger(
     site: Site,
     last: Annotated[int, typer.Option(help="Entries to show.")] = 20,
-    mend: Annotated[bool, typer.Option("--mend", help="Count a torn last line as one reply.")] = False,
+    mend: Annotated[bool, typer.Option("--mend", help="Repair a cut last line; it counts as one reply.")] = False,
 ) -> None:
     """Show what has left this site, and how much of the budget is spent.
 

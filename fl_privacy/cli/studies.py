@@ -36,8 +36,8 @@ def benchmark(  # noqa: PLR0917
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Settings that don't affect figures: out=FOLDER device=cuda; defense.KEY=A,B are strengths of the"
-            " entry.",
+            help="Settings that don't affect figures: out=FOLDER device=cuda; defense.KEY=A,B tries the entry at two"
+            " strengths.",
             autocompletion=complete_override,
         ),
     ] = None,

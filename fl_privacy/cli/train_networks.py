@@ -166,7 +166,10 @@ def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int
 
 
 def thinned(there: int, number: int | None, *, at_least: int = 1) -> slice:
-    """Return a slice of ``number`` evenly spaced of ``there`` examples, ``at_least`` or more; ``None``: of all."""
+    """Return a slice that picks ``number`` evenly spaced of ``there`` examples; ``None`` picks all.
+
+    ``UserError`` if ``number`` is below ``at_least``.
+    """
     if number is None:
         return slice(None)
     whole("images", number, at_least=at_least, example=1000)

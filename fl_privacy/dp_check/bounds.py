@@ -31,7 +31,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the Gaussian mechanism's epsilon at ``delta`` in (0, 1); ``mu``: sensitivity over the noise's deviation.
+    """Return the Gaussian mechanism's epsilon at ``delta``; ``mu``: sensitivity / standard deviation of the noise.
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 2)
     4.38
@@ -60,9 +60,9 @@ def _zero(function: Callable[[float], float], *, xtol: float, most: float = math
 
 @dataclass(frozen=True, kw_only=True)
 class GuessCounts:
-    """Numbers (T,) of draws whose statistic is at least each of T thresholds, on two neighboring data sets.
+    """Counts (T,) of outputs on two neighboring data sets whose statistic reaches each of T thresholds.
 
-    ``hits`` counts draws on the first, ``misses`` on the other.
+    ``hits`` counts outputs on the first data set, ``misses`` on the other.
     """
 
     hits: Floats
@@ -72,7 +72,7 @@ class GuessCounts:
 
 
 def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> GuessCounts:
-    """Count how many values of a statistic on two neighbors, ``first`` and ``second``, reach each threshold (T,)."""
+    """Count the values of a statistic on two neighbors (``first``, ``second``) that reach each of T ``thresholds``."""
     positives, negatives, at = (np.asarray(values, dtype=np.float64) for values in (first, second, thresholds))
     hits, misses = (
         (len(values) - np.searchsorted(np.sort(values), at, side="left")).astype(np.float64)
@@ -84,11 +84,9 @@ def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> 
 def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Floats:
     """Return lower bounds (T,) on epsilon for any noise, one for each of T thresholds (Nasr et al. 2021, section 3).
 
-    By definition, an event's probability on one data set is at most e^epsilon times that on its neighbor, plus delta.
-    Events are values above and below a threshold; Clopper-Pearson bounds replace the probabilities.
-
-    ``counts``: at thresholds that were chosen on other draws. ``error``: probability with which each bound may be
-    wrong.
+    Differential privacy limits an event's probability on one data set to e^epsilon times that on its neighbor, plus
+    delta. Events are values above or below a threshold; Clopper-Pearson bounds replace the probabilities. ``counts``:
+    at thresholds that were chosen on other draws. ``error``: probability with which each bound may be wrong.
     """
     bounds, of_hits, of_misses = [], counts.of_hits, counts.of_misses
     for hits, of, misses, out_of in (
@@ -127,8 +125,8 @@ def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error:
 def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
     """Return a lower bound on mu of the Gaussian mechanism; 0 if the two samples do not differ significantly.
 
-    ``first`` (n,), ``second`` (m,): a statistic, chosen on other draws, on two neighbors. Its distance of means,
-    scaled, follows a noncentral t distribution; under the bound, a larger distance has probability ``error`` / 2.
+    ``first`` (n,), ``second`` (m,): values of a statistic on two neighbors, which must have been chosen on other draws.
+    ``error``: probability that the bound is wrong.
     """
     yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
     degrees, size = len(yes) + len(no) - 2, math.sqrt(len(yes) * len(no) / (len(yes) + len(no)))
@@ -147,8 +145,9 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
 
 
 def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> float:
-    """Return the least true mu for which ``draws`` outputs on each neighbor likely (``power``) prove more than
-    ``mu``.
+    """Return the least true mu that a test finds to exceed the claimed ``mu`` with probability ``power``.
+
+    The test: ``measured_mu`` from ``draws`` outputs on each neighbor.
     """
     size, degrees = math.sqrt(draws / 2), 2 * draws - 2
     asked, given = scipy.stats.norm.isf(error / 2), scipy.stats.norm.isf(1 - power)
@@ -183,7 +182,7 @@ def look_gaussian(first: ArrayLike, second: ArrayLike) -> bool:
 
 
 def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
-    """Return the largest ``counted_epsilon`` of ``draws`` outputs on each neighbor: all are guessed right."""
+    """Return the largest ``counted_epsilon`` of ``draws`` outputs on each neighbor: that if all are guessed right."""
     perfect = GuessCounts(hits=np.array([draws * 1.0]), of_hits=draws, misses=np.array([0.0]), of_misses=draws)
     return float(counted_epsilon(perfect, delta=delta, error=error)[0])
 
@@ -270,7 +269,10 @@ def one_run_gaussian_epsilon(
 
 
 def _right_guesses(taken: ArrayLike, left_out: ArrayLike) -> NDArray[np.int64]:
-    """Count right guesses for n = 1, ..., m // 2: of m canaries, the n highest scores took part, the n lowest not."""
+    """Return how many guesses on m canaries are right, for n = 1, ..., m // 2.
+
+    The n canaries with the highest scores are guessed to have participated, and the n with the lowest not.
+    """
     scores = np.concatenate([np.asarray(taken, dtype=np.float64), np.asarray(left_out, dtype=np.float64)])
     truth = np.arange(len(scores)) < np.size(taken)
     scores[np.isnan(scores)] = -np.inf

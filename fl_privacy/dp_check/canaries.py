@@ -54,7 +54,7 @@ class CanaryTest:
 
     @property
     def showable(self) -> float:
-        """Return the largest bound that so many canaries can show: all guesses are right."""
+        """Return the largest bound that so many canaries can show, which needs all guesses right."""
         there, absent = 1.0 + np.arange(self.taken), -1.0 - np.arange(self.left_out)
         return BOUNDS[self.noise](there, absent, delta=self.delta, error=1 - self.confidence)[0]
 

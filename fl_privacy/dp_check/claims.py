@@ -29,8 +29,7 @@ class Claim:
         delta: probability in [0, 1).
         unit: protected unit: one ``example`` of a client or all data of one ``client``.
         neighbors: difference of two data sets: ``add_remove`` adds or removes a unit, ``replace`` exchanges one.
-        sampled: sampling rate and outputs of a round; tests then draw outputs with the unit. ``None``: one output a
-            round.
+        sampled: sampling rate and outputs of a round; tests then draw outputs with the unit. ``None``: one output.
     """
 
     epsilon: float
@@ -49,10 +48,10 @@ class Claim:
         checks.whole("claimed rounds", self.rounds, at_least=1, example=1)
 
     def total(self, mu: float) -> float:
-        """Return the epsilon of all outputs if a unit (example or client) shifts each mean by ``mu`` deviations of the
-        noise.
+        """Return the epsilon of all outputs of a training, if one unit (example or client) shifts each output's mean.
 
-        If sampling is not Poisson, a unit takes part in the share ``sample_rate`` of the outputs.
+        ``mu``: shift in standard deviations. If sampling is not Poisson, a unit is in the share ``sample_rate`` of
+        outputs.
         """
         rate, steps = 1.0, self.rounds
         if self.sampled is not None:

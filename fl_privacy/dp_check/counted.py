@@ -44,8 +44,9 @@ class Drawn:
 
     @classmethod
     def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "Drawn":
-        """Choose tests (statistic >= threshold) on the first fifth of the outputs ``drawn``, and keep the others for
-        bounds.
+        """Choose tests on the first fifth of the outputs ``drawn`` on each neighbor; keep the other outputs for bounds.
+
+        A test is a statistic with a threshold.
         """
         first, second = drawn[0].numpy(), drawn[1].numpy()
         fixing, rate = len(first) // 5, 1.0 if claim.sampled is None else claim.sampled.sample_rate
@@ -78,7 +79,7 @@ class Drawn:
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
     def epsilon(self, error: float) -> float:
-        """Return a lower bound on epsilon for any noise: the larger of that by angles and that by counted outputs."""
+        """Return a lower bound on epsilon for any noise: the larger of one from angles and one from counted outputs."""
         bounds, share = [self.aligned(error / 10)], 0.9 * error / len(self.tests)
         for number, threshold in self.tests:
             counts = counts_above(self.first[:, number], self.second[:, number], [threshold])

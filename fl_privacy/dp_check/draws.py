@@ -23,7 +23,7 @@ MOST_TENSORS = 24  # most arrays that are examined one by one: the first and the
 
 @dataclass(frozen=True, kw_only=True)
 class ManyAtOnce:
-    """Mechanism that can make many releases in one call."""
+    """Mechanism that can make many outputs in one call."""
 
     many: Callable[[Any, int], Tensors]  # function (input, n) that makes n independent releases: arrays (n, ...)
 
@@ -33,7 +33,7 @@ class ManyAtOnce:
 
 @dataclass(eq=False)
 class ByRound:
-    """Mechanism whose releases depend on the round; each call is the next round."""
+    """Mechanism whose outputs depend on the round; each call is the next round."""
 
     at: Callable[[Any, int], Tensors]  # function (input, round) that returns the release of that round
     rounds: int = 0  # number of calls so far
@@ -56,10 +56,10 @@ class Neighbors:
 
 
 def flattened(sent: Tensors, *, draws: int | None = None) -> Tensor:
-    """Concatenate the arrays of a release into one vector (d,) float64.
+    """Concatenate the arrays of an output into one vector (d,) float64.
 
-    With ``draws``, the arrays (draws, ...) are as many releases, and the result is (draws, d). ``UserError`` if the
-    release is no mapping of tensors, or has no values, or one that is not finite and real.
+    ``draws``: number of outputs in the arrays (draws, ...); the result is then (draws, d). ``UserError`` if the output
+    is no mapping of tensors, or has no values, or one that is not finite and real.
     """
     tensors = [_real(value) for value in sent.values()] if isinstance(sent, Mapping) else []
     if not sum(0 if one is None else one.numel() for one in tensors) or any(one is None for one in tensors):
@@ -123,9 +123,9 @@ class Pilot:
         return self.constant & (self.shift != 0) & ~whole
 
     def separation(self, directions: Sequence[Tensor]) -> float:
-        """Return the distance of the neighbors' mean outputs, in standard deviations of the noise.
+        """Return the distance of the neighbors' mean outputs along the best of ``directions``, or else over all values.
 
-        It is measured along the best of ``directions``; without directions, over all values. Infinite without noise.
+        It is in standard deviations of the noise, and infinite if a value without noise differs.
         """
         if bool(self.bare.any()):
             return math.inf
@@ -168,7 +168,7 @@ def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]
 
 
 def pilot(mechanism: Mechanism, neighbors: Neighbors, draws: int) -> Pilot:
-    """Draw ``draws`` releases on each neighbor, and return means, deviations and norms of the two samples."""
+    """Draw ``draws`` outputs on each neighbor, and return means, deviations and norms of the two samples."""
     means, variances, constant, norms = [], [], [], []
     for given in (neighbors.first, neighbors.second):
         chunks = list(drawn_rows(mechanism, given, draws))
@@ -204,7 +204,8 @@ class Statistics:
     def of(self, rows: Tensor) -> Tensor:
         """Return S statistics (k, S) of k outputs (k, d): projections, number of zeros, largest magnitude.
 
-        If the update is known, the number of values equal to the update's and the sines of angles to it follow.
+        If ``update`` is known, two more follow: the number of values equal to it, and the sine of the angle to it by
+        array.
         """
         counts = [(rows == 0).sum(1).to(rows.dtype), rows.abs().amax(1)]
         if self.update is not None:
@@ -220,7 +221,7 @@ FEWEST_ON_A_LINE = 4  # least number of values of an array in which angles are c
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
-    """Return unit vectors (d,) by description: the neighbors' difference ``known``, and its part in each array."""
+    """Return description -> unit vector (d,) of the neighbors' difference ``known`` and of its part in each array."""
     candidates = {"the direction of the update": known}
     for name, place in looked_at(places).items():
         alone = torch.zeros_like(known)
@@ -234,9 +235,8 @@ def statistics_for(
 ) -> Statistics:
     """Choose the statistics of an output by which a test distinguishes two neighbors.
 
-    Outputs are projected onto the neighbors' difference ``known`` (d,), else that of the means in ``found``; onto its
-    part in each array (``places``: slices); onto the direction with most difference per noise; and onto ``also``, by
-    name.
+    Outputs are projected onto the neighbors' difference ``known`` (d,), or that of the means in ``found``; its part in
+    each array (``places``: slices); the direction of most difference relative to noise; and ``also``, by name.
     """
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}

@@ -194,9 +194,7 @@ def _over_calls(
 
 
 LATER, MOST_SEQUENCES, BEFORE = 30, 200, 10
-"""Number of calls without the unit after a call with it; most sequences of such calls; number of calls with the unit
-before a call without it.
-"""
+"""Calls without the unit after one with it; most such sequences; calls with the unit before one without it."""
 
 
 def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechanism:
@@ -217,8 +215,8 @@ def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechani
 def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
     """Return whether earlier calls with a unit (example or client) show in later outputs without it, as by momentum.
 
-    ``pair``: inputs with and without the unit. ``known``: direction (d,) of the compared projections. ``number``:
-    number of outputs after calls with either.
+    ``pair``: inputs with and without the unit. ``known``: direction (d,) onto which outputs are projected. ``number``:
+    compared outputs for each input.
     """
     if isinstance(mechanism, ManyAtOnce):
         return False

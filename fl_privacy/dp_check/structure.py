@@ -368,8 +368,7 @@ def _nudged(given: Any, rng: torch.Generator) -> Any:
 def direction_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
     """Return the direction (d,) along which outputs on two neighbors differ most, relative to the noise.
 
-    ``known``: neighbors' difference (d,). ``None`` if it is missing or nearly as good, or if ``held`` has too few
-    outputs.
+    ``known``: neighbors' difference (d,). ``None`` if it is missing or nearly as good, or outputs (``held``) are few.
     """
     residuals = held.residuals
     spreads = residuals.square().mean(0).sqrt()

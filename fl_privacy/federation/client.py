@@ -173,8 +173,7 @@ class Client:
     ) -> training.LocalResult:
         """Return the upload from the client's batch number ``probe`` alone, without changing ``state``.
 
-        ``UserError`` if batch norm in training mode has only one value to normalize, or the check ``guard`` rejects the
-        model.
+        ``UserError`` if batch norm in training mode has only one value to normalize, or ``guard`` rejects the model.
         """
         self._look(sent, state)
         work = self.probe_work(state, round=round, probe=probe, batch_size=batch_size)
@@ -189,10 +188,9 @@ class Client:
             raise
 
     def victim_batch(self, probe: int, batch_size: int, state: ClientState | None = None) -> Batch:
-        """Return batch number ``probe`` (B, ...), from 0, of the client's disjoint batches that an audit attacks.
+        """Return the client's batch number ``probe`` (B, ...), from 0, of those disjoint batches that an audit attacks.
 
-        They are the same in every round. ``state``: client state, from which the defense's substitutes for examples are
-        taken.
+        They are the same in every round. ``state``: holds the defense's substitutes for the client's examples, if any.
         """
         own = self._own(ClientState() if state is None else state)
         return own.batch(self._probed(probe, batch_size, own.number))

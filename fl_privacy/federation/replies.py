@@ -141,8 +141,8 @@ def sort_out(
 
     A reply is excluded if it is a ``Failure`` or :func:`fault` finds a reason. If three or more are left, a reply is
     also excluded if the norm of its change exceeds ``factor`` times the larger of two medians: this round's and
-    ``usual``, the largest of earlier rounds, by kind: parameters, floating-point buffers, counters. A client's number
-    of examples is capped at ``factor`` times the lower median. ``shares``: see ``LocalPlan``.
+    ``usual``, the largest of earlier rounds. This is done by kind: parameters, floating-point buffers, counters. A
+    client's number of examples is capped at ``factor`` times the lower median. ``shares``: see ``LocalPlan``.
     """
     largest = dict(usual or {})
     excluded: dict[int, str] = {}

@@ -159,7 +159,7 @@ class Server:
 
 
 def mean_change(mean: Upload, sent: Tensors, plan: LocalPlan) -> Tensors:
-    """Convert a mean upload (by ``plan``: weights, changes or gradients) into a change of the values ``sent``."""
+    """Convert a mean upload into a change of the values ``sent``; ``plan`` says if it holds weights or gradients."""
     steps = {n: t.to(sent[n].dtype) for n, t in mean.tensors.items()}
     if plan.shares == "weights":
         return {n: t - sent[n] for n, t in steps.items()}
@@ -179,7 +179,7 @@ def weighted_mean(tensors: Sequence[Tensors], weights: Sequence[int]) -> dict[st
 
 
 def upload_bytes(upload: Upload) -> int:
-    """Return the bytes of an upload's tensors, encoded by ``defenses.encoding`` where that saves bytes."""
+    """Return the size of an upload in bytes, with each tensor in its shorter encoding (``defenses.encoding``)."""
     return encoded_bytes(upload.tensors) + sum(b.numel() * b.element_size() for b in upload.buffers.values())
 
 
@@ -188,7 +188,7 @@ _NOT_ASKED = -100  # label of a position without a next token
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy in [0, 1] and cross entropy, as means over examples or texts' next tokens; and number of examples."""
+    """Result of a test: accuracy in [0, 1], cross entropy (both means over examples or tokens), number of examples."""
 
     accuracy: float
     loss: float

@@ -21,7 +21,10 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
 
 
 class StepGradients(Mapping[str, Tensor]):
-    """Mapping from parameter to gradient of one step's mean loss; ``UserError`` if the defense computes its own."""
+    """Mapping from parameter name to gradient of one step's mean loss.
+
+    Access raises ``UserError`` if the defense computes the gradients itself.
+    """
 
     def __init__(self, step: LocalStep, defense: Defense) -> None:
         self._step, self._hidden, self._names = step, defense.computes_gradient, tuple(step.sent.parameters)
@@ -107,7 +110,7 @@ def store_private(values: ModelState, sent: ModelState, state: ClientState) -> N
 
 
 def private_values(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """Return those values of a client's model that the server does not send: stored in ``state``, else ``model``'s."""
+    """Return the values that stay with a client: those stored in ``state`` by an earlier round, else ``model``'s."""
     joined = join_private(model, sent, state)
     return ModelState(
         {name: p for name, p in joined.parameters.items() if name not in sent.parameters},
@@ -160,12 +163,10 @@ def local_update(
 ) -> LocalResult:
     """Train on ``batches``, one defended step each, and return the upload.
 
-    Args:
-        sent: model's values; not changed.
-        num_examples: number of distinct examples in ``batches``.
-        state: client's state, to which private parameters and the defense's values are written.
-        rng: generator that only the defense draws from.
-        private_rng: generator for the initial values of parameters that stay with the client; the same in each round.
+    ``sent``: model's values; not changed. ``num_examples``: number of distinct examples in ``batches``. ``state``:
+    client's state, to which private parameters and the defense's values are written. ``rng``: generator that only the
+    defense draws from. ``private_rng``: generator for the initial values of parameters that stay with the client; the
+    same in each round.
     """
     started, timed = time.perf_counter(), Stopwatch()
     for model_hook in defense.model:

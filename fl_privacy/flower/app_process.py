@@ -173,9 +173,7 @@ class Bundles:
         probe.close()
 
     def answer(self, message: Message, context: Context, brought: Brought) -> Message | None:
-        """Let the run's own app, sent as ``brought``, answer; ``None`` if the run is not approved yet or another app
-        works.
-        """
+        """Let the run's own app (sent as ``brought``) answer; ``None`` if the message has to wait, as for approval."""
         number, run, origin = message.metadata.message_id, str(context.run_id), Origin()
         try:
             if (held := self._held.pop(number, None)) is None:

@@ -61,12 +61,11 @@ class Sane(StrategyAround):
 
     It is for strategies that average weights, such as Flower's ``FedAvg``. A reply is left out if its arrays differ
     from those sent (names, dtype, shape), are not finite or have negative variances; if its change is too large; or if
-    its metrics are not finite or have other names than most clients'. ``HonestButCurious(Sane(FedAvg()), ...)`` still
-    sees every reply.
+    its metrics are not finite or have other names than most clients'. A strategy around it still sees every reply.
 
     Attributes:
-        factor: largest norm of a change, in multiples of the largest of the rounds' medians (rounds with three or more
-            replies count), above 1. Also limits a client's number of examples.
+        factor: largest norm of a change, above 1, in multiples of the largest of the rounds' medians; a round counts if
+            it has three replies. Also limits a client's number of examples.
         weighted_by: name of the metric with a client's number of examples.
         excluded: reasons by round and node for the training replies left out.
     """
@@ -182,7 +181,7 @@ KEPT = "fl-privacy.own-norms"  # record of a client's state: batch norm of its l
 
 
 def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, context: Context) -> None:
-    """If a client's ``reply`` shows that it keeps its batch norm (FedBN), store the replied layers in the context."""
+    """If ``reply`` to ``sent`` shows that a client keeps its batch norm (FedBN), store these layers in the context."""
     norms = norm_names(model)
     before, after = _by_name(sent), _by_name(reply)
     if not norms or not norms <= after.keys() or before.keys() != after.keys():

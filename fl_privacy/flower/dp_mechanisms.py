@@ -141,10 +141,8 @@ def mechanism_of_strategy(
     The other clients reply with the arrays that they received. All clients report one example, so that the result is
     the sum of the updates. With adaptive clipping, it has an entry ``clipping_norm``: the logarithm of the next norm.
 
-    Args:
-        strategy: a strategy, or, if it changes between rounds (adaptive clipping), a function that makes one.
-        clients: number of clients that reply in a round, at least 1.
-        mods: mods of each client, such as ``fixedclipping_mod`` if clients clip.
+    ``strategy``: a strategy, or, if it changes between rounds (adaptive clipping), a function that makes one. ``mods``:
+    mods of each client, such as ``fixedclipping_mod`` if clients clip.
     """
     checks.whole("clients", clients, at_least=1, example=10)
     identify_process()

@@ -94,7 +94,6 @@ class Gate:
     def __call__(
         self, message: Message, context: Context, call_next: ClientAppCallable, origin: Origin | None = None
     ) -> Message:
-        """Return the allowed part of the app's reply, or an error of one line; ``origin``: app, for the ledger."""
         started, asked, kind = time.monotonic(), list[bool](), plain_kind(str(message.metadata.message_type))
 
         def app(message: Message, context: Context) -> Message:
@@ -155,9 +154,7 @@ class Gate:
         return flower_records(released)
 
     def _instead(self, message: Message, error: Exception, *, asked: bool) -> RecordDict | Error:
-        """Return an error of one line or, if the app has run (``asked``), noise that hides the refusal from the
-        server.
-        """
+        """Return an error of one line or, if the app has run (``asked``), noise by which the refusal stays hidden."""
         said, kind = self._refusal(error), str(message.metadata.message_type)
         if not asked or _reason(error) in UNCOUNTED:
             return said

@@ -173,8 +173,7 @@ def ray_grid(
 ) -> Iterator[RayGrid]:
     """Join or start a Ray cluster; yield a grid with as many ``actors`` (client processes) as fit.
 
-    ``source``: function that builds the clients. ``num_cpus``, ``num_gpus``: for each actor. Others: see
-    ``rounds_on_ray``.
+    ``source``: function that builds the clients. ``num_cpus``, ``num_gpus``: for an actor. See also ``rounds_on_ray``.
     """
     check_request(num_cpus, num_gpus, actors)
     number("backend.timeout", timeout, above=0, infinite=True, example="it is in seconds, try 3600")

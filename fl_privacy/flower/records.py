@@ -217,7 +217,7 @@ def to_record(tensors: Tensors) -> ArrayRecord:
 
 
 def to_tensors(record: Mapping[str, Array], like: Tensors | None = None) -> dict[str, torch.Tensor]:
-    """Convert a record into tensors by name; the expected tensors ``like`` decode arrays of :func:`shortest`."""
+    """Convert a record into tensors by name; ``like``: expected tensors, to decode arrays of :func:`shortest`."""
     expected = like or {}
     return {n: expand(n, a, expected) if a.stype == STYPE else to_tensor(array_values(a)) for n, a in record.items()}
 
@@ -383,7 +383,7 @@ MOST_PROBED = 1 << 16
 
 
 def images_of_probe(probe: Any, size: Any) -> list[str]:
-    """Return stand-in names of the images in a probe's batch, to count uploads; ``UserError`` if invalid."""
+    """Return stand-in names of the images in a probed batch, by which uploads are counted; ``UserError`` if invalid."""
     checks.whole("The number of a probe", probe, at_least=0, example=0)
     checks.whole("The size of a probe", size, at_least=1, at_most=MOST_PROBED, example=8)
     return [f"probed-image-{image}" for image in range(probe * size, (probe + 1) * size)]

@@ -77,7 +77,10 @@ class Nodes(NodeRules):
     _connected: set[int] = field(default_factory=set, init=False)
 
     def refresh(self, grid: Grid) -> None:
-        """Wait until all nodes connect; ``UserError`` if one never does. Lost nodes have ``reconnect`` seconds."""
+        """Wait until all nodes are connected; for a node lost later, wait at most ``reconnect`` seconds.
+
+        ``UserError`` if a node never connected.
+        """
         if len(self._node) == len(self.clients):
             deadline = time.monotonic() + self.reconnect
             while True:

@@ -182,9 +182,9 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # types 
 def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None) -> list[Observation]:
     """Load all captured updates of a run or an audit into memory, in the order of their ids.
 
-    ``folder``: of a run with ``intercept.save=true``, or of an audit. ``model``: architecture that the clients were
-    sent. ``inside``: architecture of a client that colludes with the attacker, if another. ``UserError`` if there are
-    none, a file is missing or damaged, or they do not fit ``model``.
+    ``folder``: folder of a run with ``intercept.save=true``, or of an audit. ``model``: architecture that the clients
+    were sent. ``inside``: architecture of a client that colludes with the attacker, if it differs. ``UserError`` if
+    there are none, a file is missing or damaged, or they do not fit ``model``.
     """
     return list(stored_observations(folder, model, inside=inside))
 

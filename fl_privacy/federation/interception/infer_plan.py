@@ -147,7 +147,7 @@ def _learning_rate(observation: Observation, given: Collection[str], said: list[
 
 
 def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observation]:
-    """Replace rates estimated from one step on one example by the round's median, if within a factor of three of it."""
+    """Set learning rates inferred from one step on one example to the round's median, if within a factor of three."""
     rates: dict[int, list[float]] = {}
     for observation in observations:
         if _is_one_step_on_one_example(observation):

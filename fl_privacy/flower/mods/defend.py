@@ -87,8 +87,7 @@ class DefendedClient(NumPyClient):
     def fit(self, parameters: Arrays, config: Config) -> Reply:
         """Train as the inner client does, then defend the change of the weights; see ``defense_mod`` for failures.
 
-        ``UserError`` if values are not finite, the round is not stated or was answered before, or the inner client
-        failed.
+        ``UserError`` if values are not finite, the round is missing or was answered before, or the inner client failed.
         """
         sent = self._sent(parameters, config)
         expect_sound(sent)

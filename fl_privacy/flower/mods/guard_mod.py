@@ -28,8 +28,8 @@ def guard_mod(model: nn.Module, examples: OwnExamples | None = None, *, guard: M
     checks.
 
     ``examples``: function that returns at least two of the node's examples; ``None`` checks the weights alone. Outside
-    of simulations, only the first model of each kind of message and round is evaluated on them, and the reason of a
-    refusal goes to the node's log, not to the server, since it depends on the examples.
+    of simulations, only the first model of each kind of message and round is evaluated on them. The reason of a refusal
+    then goes to the node's log, not to the server, since it depends on the examples.
     """
     return _Guarding(model, examples, (guard or ModelGuard()).agreeing_on(model))
 
