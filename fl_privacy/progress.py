@@ -12,7 +12,7 @@ Progress = Callable[[int, int], None]  # (work done, work in all), in any unit; 
 
 
 def no_progress(done: int, total: int) -> None:
-    """Do nothing, as a progress callback."""
+    """Progress callback that does nothing."""
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def report(  # noqa: PLR0917
     out: Annotated[Path | None, typer.Option(help="Where to write the page.")] = None,
     psnr_below: PsnrBelow = None,
     cap: Annotated[
-        bool, typer.Option("--cap", help="Compare defenses at several strengths: SPN's PPC curves and CAP.")
+        bool, typer.Option("--cap", help="Compare defenses at several strengths by accuracy over leakage (PPC, CAP).")
     ] = False,
     share: Annotated[
         Path | None, typer.Option(metavar="DEST", help="Copy the runs there for sharing, without pictures.")

@@ -106,9 +106,9 @@ SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)  # sines of the angles to the update be
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
     """Return a lower bound on epsilon from angles between a mechanism's outputs and an update of random direction.
 
-    Outputs that contain the update have smaller angles to it than chance allows (Markov's inequality). ``sines``: sine
-    (n, A) of each output's angle in each of A arrays. ``sizes``: number of values of each array, at least 2. ``error``:
-    probability in (0, 1) with which the bound may be wrong.
+    Outputs that contain the update have smaller angles to it than chance allows (Markov's inequality). ``sines``: sines
+    (n, A) of the angles of n outputs, in each of A arrays. ``sizes``: number of values of each array, at least 2.
+    ``error``: probability in (0, 1) with which the bound may be wrong.
     """
     if not len(sizes):
         return 0.0
@@ -125,7 +125,7 @@ def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error:
 def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
     """Return a lower bound on mu of the Gaussian mechanism; 0 if the two samples do not differ significantly.
 
-    ``first`` (n,), ``second`` (m,): values of a statistic on two neighbors, which must have been chosen on other draws.
+    ``first`` (n,), ``second`` (m,): values of a statistic on two neighbors; it must have been chosen on other draws.
     ``error``: probability that the bound is wrong.
     """
     yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
@@ -289,8 +289,8 @@ def best_one_run_epsilon(
     """Return the best lower bound on epsilon, its number of guesses, and the number of right ones.
 
     ``taken`` (k,), ``left_out`` (m - k,): scores of canaries that participated, and of the others. Those with the
-    highest scores are guessed to have participated, and as many with the lowest not. ``shares``: number of different
-    numbers of guesses to try, which divide the error (Bonferroni).
+    highest scores are guessed to have participated, and as many with the lowest not. ``shares``: number of attempts
+    with different numbers of guesses; they share the error (Bonferroni).
     """
     right = _right_guesses(taken, left_out)
     canaries = np.size(taken) + np.size(left_out)

@@ -137,7 +137,7 @@ class Recomputed:
 
 
 def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove") -> Recomputed:
-    """Return the epsilon at ``delta`` of all releases together, by two accountants.
+    """Return the epsilon at ``delta`` of all outputs of a training together, by two accountants.
 
     Unknown sampling counts as none. For ``replace`` the sensitivity is doubled, and sampling counts as none.
     ``UserError`` if the package dp-accounting is missing.
@@ -177,7 +177,7 @@ def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove"
 def composed_epsilons(
     *, noise_multiplier: float, sample_rate: float, steps: int, delta: float, interval: float = 1e-4
 ) -> tuple[float, float]:
-    """Return epsilon after ``steps`` releases of the Poisson-sampled Gaussian mechanism, by RDP and by PLD.
+    """Return epsilon after ``steps`` outputs of the Poisson-sampled Gaussian mechanism, by RDP and by PLD.
 
     ``interval``: width of the steps in which PLD (privacy loss distribution) counts privacy losses.
     """

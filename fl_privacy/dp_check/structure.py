@@ -58,7 +58,7 @@ class HeldDraws:
 
 
 def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> HeldDraws:
-    """Store outputs on each input of ``pair``: a quarter of ``draws``, fewer if memory is short."""
+    """Store outputs for each input of ``pair``: a quarter of ``draws``, or fewer if memory is short."""
     size = sum(shape.numel() for shape in shapes.values())
     kept: dict[str, torch.Size] = {}
     places: dict[str, slice] = {}
@@ -211,7 +211,7 @@ def _sums(held: HeldDraws) -> list[Found]:
 
 
 def _labels(held: HeldDraws) -> Iterator[tuple[str, Tensor]]:
-    """Yield groups of values whose sums may lack noise, as (description, group (d,) of each value or -1)."""
+    """Yield groupings of values whose sums may lack noise, as (description, group (d,) of each value or -1)."""
     size = held.first.shape[1]
     yield "all arrays together", torch.zeros(size, dtype=torch.long)
     for name, shape in held.shapes.items():

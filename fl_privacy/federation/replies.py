@@ -121,7 +121,7 @@ def expect_sound(values: Tensors) -> None:
 
 @dataclass(frozen=True)
 class Sorted:
-    """A round's usable and excluded replies."""
+    """A round's usable and excluded replies, with what the next round needs to exclude others."""
 
     usable: Mapping[int, Upload]  # by client, in ascending order
     weights: tuple[int, ...]  # number of examples as which each usable reply counts

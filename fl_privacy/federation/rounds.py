@@ -163,7 +163,7 @@ class Round:
 
 
 def unobserved(work: Callable[[], RoundReport]) -> Steps:
-    """Run a round by ``work`` as a generator that yields no uploads, and returns the report of ``work``."""
+    """Wrap ``work``, which runs a whole round and returns its report, as a generator that yields no uploads."""
     return work()
     yield
 

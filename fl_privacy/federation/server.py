@@ -41,8 +41,8 @@ class ServerPlan:
         lr: server's step along the aggregated gradient (downhill) or delta.
         optimizer: rule of that step.
         noise: standard deviation of Gaussian noise on each value of the mean; it does not protect from the server.
-        norm_factor: largest norm of a reply in multiples of the reference, the largest of the rounds' median norms;
-            needs three replies. Also limits a client's number of examples, relative to their median.
+        norm_factor: largest norm of a reply, in multiples of the largest of the rounds' median norms, if a round has
+            three or more replies. Also limits a client's number of examples, relative to their median.
     """
 
     aggregation: Literal["mean", "round_robin"] = "mean"

@@ -72,7 +72,7 @@ def state_images(reply: RecordDict, images: ProbedImages) -> None:
 
 
 def stated_images(reply: RecordDict) -> ProbedImages | None:
-    """Return what ``state_images`` added to ``reply``; ``None`` if missing or malformed."""
+    """Return the fingerprints and normalization in ``reply``, as added by ``state_images``; ``None`` if malformed."""
     record = reply.config_records.get(PROBED)
     if record is None:
         return None

@@ -53,7 +53,7 @@ CLASSIC = (
 def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
     """Return the DP claim of a mod or strategy of Flower, with facts such as its noise; ``None`` for other objects.
 
-    A mod's claim protects against the server, a strategy's against whoever receives the model. ``rounds``: all rounds.
+    A mod's claim protects from the server, a strategy's from receivers of the model. ``rounds``: number of rounds.
     """
     if isinstance(subject, LocalDpMod):
         if subject.epsilon and 0 < subject.delta < 1:  # the mod's own formula

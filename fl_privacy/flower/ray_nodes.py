@@ -28,7 +28,7 @@ LOSSES = 2  # number of times a message is given to another actor because its ma
 
 
 class ClientProcess:
-    """Ray actor that serves clients. Its first message builds the app from ``source``, to report errors as a reply."""
+    """Ray actor that serves clients. It builds the app from ``source`` at the first message, to reply any error."""
 
     def __init__(self, source: list[Any]) -> None:
         self._source = source

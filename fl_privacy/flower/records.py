@@ -32,7 +32,7 @@ def plain_array(values: np.ndarray) -> Array:
 
 
 def array_values(array: Array) -> np.ndarray:
-    """Return the values of ``array``: a read-only view of bytes as :func:`plain_array` writes them, else a copy."""
+    """Return the values of ``array``: a read-only view if :func:`plain_array` wrote its bytes, else a copy."""
     dtype, shape = array.dtype, tuple(array.shape)
     if array.stype == NUMPY and dtype in _PLAIN:
         header = _header(dtype, shape)

@@ -98,7 +98,7 @@ def advice_from(
     ]
     kind = modality_judged_by(candidates[0].judged_by)
     least = min(affordable, key=lambda d: _leak(d, threat), default=None)
-    if why := _open(table, batch_size, kind):
+    if why := _why_none(table, batch_size, kind):
         if least is None:
             return [*lines, why]
         return [*lines, why, f"{least.name} leaks least of the defenses tried: {read_of(least.by_threat[threat])}."]
@@ -165,7 +165,7 @@ def _measured_on(table: MeasuredTable) -> str:
     return f"{' '.join(table.settings)} ({table.when or 'on an unknown day, by an unknown version'})"
 
 
-def _open(table: MeasuredTable, batch_size: int | None, kind: Modality) -> str:
+def _why_none(table: MeasuredTable, batch_size: int | None, kind: Modality) -> str:
     """Return why no defense is recommended; empty if the strongest attacker was measured at ``batch_size``."""
     if "auto" not in table.attacks or STRONGEST not in table.attackers:
         return (

@@ -25,12 +25,9 @@ _COUNTER, _MEAN = "num_batches_tracked", "running_mean"
 def recognize_training(observation: Observation, given: Collection[str] = ()) -> tuple[Observation, list[str]]:
     """Infer the settings of local training from an upload; return the observation with them, and a sentence on each.
 
-    Uploaded weights, unlike changes, are close to those sent. A batch norm that changes far more than other layers is
-    the client's own. The running statistics reveal batch norm's mode, and its counters the number of steps. The
-    learning rate is the change of the output layer's bias over its gradient.
-
-    ``given``: settings that the user gave. If the upload contradicts one, a sentence says so, and the inferred value is
-    used, except for the learning rate.
+    Inferred are the kind of upload, batch norm's mode, the number of steps and the learning rate. ``given``: names of
+    settings that the user gave. If the upload contradicts one, a sentence says so, and the inferred value is used,
+    except for the learning rate.
     """
     said: list[str] = []
     plan = _shares(observation, observation.plan, given, said)

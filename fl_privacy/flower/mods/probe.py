@@ -49,7 +49,7 @@ def probe_mod(
     Args:
         model: the client's model or its class.
         train: the app's training function, as ``train(net, loader)`` or ``train(net, loader, config)``.
-        dataset: data set or loader with its transform, a tuple with it as first entry, or a function from the context.
+        dataset: data set or loader with its transform, a tuple whose first entry is one, or a function of the context.
         normalization: normalization of the images, if ``dataset`` does not reveal it.
         images: number of examples that may be probed, the first ones of ``dataset``.
         rounds: last round in which probes are answered; ``None`` takes it from the run config.
