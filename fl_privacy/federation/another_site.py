@@ -200,7 +200,7 @@ def seen_by_sites(
 ) -> Upload:
     """Return the other clients' mean upload, as the colluding clients ``own`` compute it from the new global model.
 
-    They know the model ``sent``, and their own of the ``uploads``. ``knows_numbers``: see :class:`AnotherSite`.
+    They know the model ``sent`` and, among ``uploads``, their own. ``knows_numbers``: see :class:`AnotherSite`.
     """
     plan = replace(plan, norm_factor=math.inf)
     server = Server(state=sent, local_plan=local_plan, plan=plan, clients=list(uploads), seed=seed)

@@ -110,8 +110,8 @@ class Client:
         indices: (n,) indices of this client's examples.
         model: architecture; its values are not used.
         seed: source of this client's random streams, with ``id``. A number makes it a simulation: anyone who knows it
-            can repeat every draw and remove the noise. By default a secret is drawn, as a deployed client needs; each
-            upload then has new streams. Private layers in a Flower app need a stored secret (``flower.node_secret``).
+            can repeat every draw and remove the noise. By default a new secret, as a deployed client needs. Private
+            layers in a Flower app need a stored secret (``flower.node_secret``).
         audit_seed: public number that decides which batches of a deployed client are attacked in an audit.
         threads: CPU threads, which affect the last bits of results.
         test: examples on which a client with a private part tests its own model; ``None`` takes its training examples.

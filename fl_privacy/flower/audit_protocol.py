@@ -32,7 +32,7 @@ class ProbedImages:
 
 
 def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
-    """Build the content of a message that asks for the upload of batch ``probe`` alone, with ``message``'s model."""
+    """Copy the content of ``message``, and add a request for the upload of batch ``probe`` alone."""
     records = message.content.config_records
     name = next(iter(records), PROBE)
     asked = {**records.get(name, {}), _ASKED_NUMBER: probe, _ASKED_SIZE: batch_size}
