@@ -85,7 +85,7 @@ class Facts:
 
     ``noise_multiplier``: standard deviation of the Gaussian noise over the l2 sensitivity to one unit, if known.
     ``sampling``: way of sampling, if known; ``shuffle`` (batches of a shuffled set) counts as no sampling, with a note.
-    ``seen_by``: observer: the ``server``, which sees each reply, or a reader of the ``model``, the aggregate only.
+    ``seen_by``: observer of the outputs: the ``server`` (each reply), or a reader of the ``model`` (their mean).
     """
 
     noise_multiplier: float | None

@@ -204,8 +204,7 @@ class Statistics:
     def of(self, rows: Tensor) -> Tensor:
         """Return S statistics (k, S) of k outputs (k, d): projections, number of zeros, largest magnitude.
 
-        If ``update`` is known, two more follow: the number of values equal to it, and the sine of the angle to it by
-        array.
+        If ``update`` is known, also the number of values equal to it, and by array the sine of the angle to it.
         """
         counts = [(rows == 0).sum(1).to(rows.dtype), rows.abs().amax(1)]
         if self.update is not None:
@@ -235,8 +234,8 @@ def statistics_for(
 ) -> Statistics:
     """Choose the statistics of an output by which a test distinguishes two neighbors.
 
-    Outputs are projected onto the neighbors' difference ``known`` (d,), or that of the means in ``found``; its part in
-    each array (``places``: slices); the direction of most difference relative to noise; and ``also``, by name.
+    Outputs are projected onto (1) the neighbors' difference ``known`` (d,), or that of the means in ``found``; (2) its
+    part in each array (``places``: slices); (3) the direction of most difference per noise; (4) ``also``, by name.
     """
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}

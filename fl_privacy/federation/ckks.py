@@ -78,10 +78,10 @@ SLOT_BITS = 40  # bits of the largest whole number that is exact at this CKKS pr
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """Packing of quantized values into slots, like BatchCrypt (Zhang et al. 2020).
+    """Packing of several quantized values into each slot of a ciphertext, like BatchCrypt (Zhang et al. 2020).
 
-    Values in [-1, 1] are rounded to ``2^bits - 1`` levels including zero; a slot holds several, each with room for the
-    carries of ``summands`` additions.
+    Values in [-1, 1] are rounded to ``2^bits - 1`` levels including zero. Each has room for the carries of ``summands``
+    additions.
     """
 
     bits: int = 16

@@ -249,7 +249,7 @@ class MaskableClient(PrivacyClient):
         self.clip = clip
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
-        """Train as ``PrivacyClient`` does; ``UserError`` also if a value exceeds ``clip`` and can't be masked."""
+        """Train as ``PrivacyClient`` does; ``UserError`` also if a value exceeds ``clip``."""
         arrays, num_examples, metrics = super().fit(parameters, config)
         named = dict(zip(json.loads(str(metrics[NAMES])), arrays, strict=True))
         masked = {name: np.atleast_1d(array) for name, array in named.items() if array.dtype.kind == "f"}

@@ -323,7 +323,7 @@ class _TappedGrid(RelayGrid):
 
 @dataclass(eq=False)
 class Malicious(StrategyAround):
-    """Strategy that sends each client a model that ``attack`` crafts from that of ``strategy``.
+    """Strategy that sends each client a model that ``attack`` crafts from the model of ``strategy``.
 
     ``HonestButCurious`` around it captures the replies, from which the attack reconstructs examples::
 

@@ -272,7 +272,7 @@ def flower_records(records: Records) -> RecordDict:
 
 
 def defend_records(name: str, options: Mapping[str, Any]) -> Defend:
-    """Return a function (received, released) -> records that applies a defense's upload hooks.
+    """Return a function (received, released records) -> records to send, which applies a defense's upload hooks.
 
     The hooks get the change from received to released floating-point arrays, including statistics, and use the
     operating system's randomness. ``UserError`` if there is no such defense or option, if it changes the training

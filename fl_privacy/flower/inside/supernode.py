@@ -182,7 +182,7 @@ def answer_messages(
 
     ``rest``: called between two messages, and while there are none. ``at_once``: number of messages that may be in
     progress, each in a thread; threads compute in turn (``inside.identity.TURN``). If ``app`` returns ``None``, it gets
-    the message again later. With 0, the calling thread answers, and ``app`` must not return ``None``.
+    the message again later. ``at_once=0``: the calling thread answers, and ``app`` must not return ``None``.
     """
     pool, tasks = ThreadPoolExecutor(at_once) if at_once else None, dict[_Task, Future[bool]]()
     protected = frozenset({ACQUIRE})

@@ -87,7 +87,7 @@ class _Guarding:
 
 
 def secagg_guard_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Mod in front of ``secaggplus_mod`` that refuses requests which break SecAgg+; see :func:`secagg_refusal`."""
+    """Mod listed before ``secaggplus_mod`` that refuses requests which break SecAgg+; see :func:`secagg_refusal`."""
     if reason := secagg_refusal(message.content.config_records.get(RECORD_KEY_CONFIGS)):
         return Message(Error(UNFIT, f"The guard refused: {reason.rstrip('.')}."), reply_to=message)
     return call_next(message, context)
