@@ -116,7 +116,7 @@ def train_generator_command(overrides: Overrides = None) -> None:
     """Train the image generator that attack=ggl and attack=gifd search, on public images.
 
     First `data=cifar10 out=FILE`, then `attack data=cifar10 attack=ggl attack.generator=FILE`. The attack refuses
-    victims from the generator's training data. A killed training resumes. Other keys: see conf/generator.yaml.
+    victims from the generator's training split. A killed training resumes. Other keys: see conf/generator.yaml.
     """
     say(LOADING)
     from fl_privacy.cli.train_networks import make_generator  # noqa: PLC0415

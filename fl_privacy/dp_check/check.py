@@ -124,7 +124,7 @@ def tested(
 
 
 def recomputed_by(stated: Stated | None, asked: DpCheckRequest, claim: Claim | None) -> Recomputed | None:
-    """Recompute epsilon from the noise in ``stated``, at the delta of ``claim`` if there is one, else of ``asked``."""
+    """Recompute epsilon from the noise in ``stated``, if any; delta is that of ``claim`` or else of ``asked``."""
     if stated is None:
         return None
     delta = claim.delta if claim else asked.delta
