@@ -12,7 +12,7 @@ Progress = Callable[[int, int], None]  # (work done, work in all), in any unit; 
 
 
 def no_progress(done: int, total: int) -> None:
-    """Do nothing, as a progress callback."""
+    """Progress callback that does nothing."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def counted(what: str, items: Sequence[T]) -> Iterator[T]:
 
 
 def share_done(stages: Sequence[Stage]) -> float:
-    """Return the share in [0, 1] of the outermost stage that is done; inner stages count as a part of a step."""
+    """Return the done share in [0, 1] of the outermost stage; an inner stage is a fraction of its current step."""
     share = 0.0
     for stage in reversed(stages):
         share = min((stage.done + share) / max(stage.total, 1), 1.0)

@@ -87,7 +87,7 @@ def audit(  # noqa: PLR0917
     """Run an unmodified Flower app and show what its clients' uploads leak.
 
     The app's code runs in this process, as `flwr run` would run it. The page lists what is sent in the clear, then what
-    can be reconstructed: first if one example is trained in one step, last from the app's real uploads.
+    can be reconstructed: from the easiest case (one example, one step) to the app's real uploads.
     """
     several = {"run_config": run_config, "node_config": node_config, "defense": with_defense}
     asked = _asked(nodes, rounds, victims=victims, budget=budget, seconds=seconds) | {
@@ -114,9 +114,9 @@ def audit(  # noqa: PLR0917
 
 
 def _check(app: Path, asked: dict[str, Any], *, only: bool) -> None:
-    """Raise ``UserError`` if the audit ``asked`` can't start; if ``only``, print what the app needs, and exit.
+    """Raise ``UserError`` if the audit can't start; if ``only``, print what the app needs, and exit.
 
-    If no script can be run and the data are made up, set ``asked`` to audit the app's network alone, with the reason.
+    If no script of the app can be run and synthetic data are allowed, ``asked`` is changed to audit the network alone.
     """
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
     from fl_privacy.auditing.app.check import check_app  # noqa: PLC0415

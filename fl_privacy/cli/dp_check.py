@@ -47,8 +47,9 @@ def check_dp(  # noqa: PLR0917
 ) -> None:
     """Test a claim of differential privacy against the code that runs; status 1 if it is contradicted.
 
-    Two accountants recompute epsilon, and many draws on two neighbors bound it from below, with 95 % confidence; only a
-    bound with 99.9 % contradicts. A claim without contradiction is not proven: the answer says how strong the test was.
+    Two accountants recompute epsilon. Many outputs on two neighboring inputs give a lower bound with 95 % confidence;
+    the claim is contradicted only if the bound with 99.9 % confidence exceeds it. A claim without contradiction is not
+    proven: the answer says how strong the test was.
     """
     more = _read_settings(settings or [])
     from fl_privacy.dp_check.check import DpCheckRequest  # noqa: PLC0415

@@ -135,8 +135,9 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Clie
 def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: frozenset[str] | None) -> RunSettings:
     """Compose the settings of ``overrides``, with a cache.
 
-    Overrides come from the network: only registered or ``trusted`` classes are built, and paths are refused, except in
-    the settings ``unread``, which this node never uses. ``None`` (simulations) allows paths.
+    Overrides come from the network: only registered or ``trusted`` classes are built, and paths are refused.
+    ``unread``: settings that this node never uses, in which paths are allowed; ``None``: simulation, all paths are
+    allowed.
     """
     expect_plain(
         list(overrides), list(trusted), where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)"
@@ -162,7 +163,7 @@ def _settings(context: Context) -> RunSettings:
 
 @contextmanager
 def _hiding_paths(*, own_folder: bool = False) -> Iterator[None]:
-    """Outside simulations, log a ``UserError`` that names a path, and raise another without details for the server.
+    """Keep a deployed node's paths from the server: log an error that names one, and raise another without details.
 
     ``own_folder``: ``True`` does so for every ``UserError``.
     """
@@ -181,7 +182,7 @@ def _hiding_paths(*, own_folder: bool = False) -> Iterator[None]:
 
 
 def make_client(context: Context) -> PrivacyClient:
-    """Build the node's client; outside simulations, it draws from the node's secret and keeps its state in a file."""
+    """Build the node's client; on a deployed node it is seeded with the node's secret and keeps its state in a file."""
     config = _settings(context)
     client, memory = _client(config, context), None if _is_simulated() else node_memory(context)
     if memory is not None:

@@ -15,10 +15,9 @@ from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
 
 def serve(inlet: int, outlet: int) -> None:
-    """Report the effective isolation on the pipe ``outlet``, then do what the first message on ``inlet`` asks for.
+    """Report the isolation in force on the pipe ``outlet``, then do what the first message on ``inlet`` asks for.
 
-    It asks to answer a gate's messages until the gate closes the pipes, or to audit an app, for which all mechanisms
-    must be in force.
+    It asks to answer a policy gate's messages until the pipes close, or to audit an app, which needs full isolation.
     """
     (request,) = read_parts(inlet)
     asked = json.loads(request)

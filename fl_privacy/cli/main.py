@@ -70,7 +70,8 @@ def run(
 
     The defaults are a small federation on the digits of mnist_mini. Change them by KEY=VALUE: the options that
     `fl-privacy list` shows (defense=pruning), any key that `--cfg` shows (defense.rate=0.99, federation.rounds=50). A
-    paper's preset, such as experiment=fdl_pp_paper, runs shortened, with its baselines; paper=full as published.
+    preset such as experiment=fdl_pp_paper repeats a paper's experiment, shortened, with the methods it compares; its
+    full size: paper=full.
 
     Several values: `-m defense=none,pruning seed=0,1` runs all combinations, skips what has finished, and compares.
     """
@@ -84,8 +85,9 @@ def attack(
     """Attack without training: fresh or given weights, or uploads that a run saved.
 
     Victims come from the data's test split. The model is fresh (`model=lenet_dlg attack=idlg victims=100`), or that of
-    a run (`weights=RUN_DIR`). `captured=RUN_DIR` attacks the uploads of a run with `intercept.save=true`. A paper's
-    preset, such as experiment=sapag_paper, runs shortened, with its baselines; paper=full as published.
+    a run (`weights=RUN_DIR`). `captured=RUN_DIR` attacks the uploads of a run with `intercept.save=true`. A preset such
+    as experiment=sapag_paper repeats a paper's experiment, shortened, with the methods it compares; its full size:
+    paper=full.
     """
     run_jobs(
         "attack", overrides or [], console=faults.Terminal(), multirun=multirun, show_config=cfg, open_page=open_page
@@ -99,9 +101,9 @@ app.command("trade-off")(trade_off)
 def train_evaluator_command(overrides: Overrides = None) -> None:
     """Train the evaluation network of defense=refiner on public images.
 
-    `data=cifar10 out=evaluator.safetensors`, then `run defense=refiner defense.evaluator=evaluator.safetensors`. Take
-    data that the clients do not hold; data.image_size and data.channels bring them to the clients' shape.
-    Other keys are those of conf/evaluator.yaml, for example widths=[32,64,128] epochs=2 lr=1e-3 images=5000.
+    First `data=cifar10 out=evaluator.safetensors`, then `run defense=refiner defense.evaluator=evaluator.safetensors`.
+    Take data that the clients do not hold; data.image_size and data.channels bring them to the clients' shape. Other
+    keys are those of conf/evaluator.yaml, for example widths=[32,64,128] epochs=2 lr=1e-3 images=5000.
     """
     say(LOADING)
     from fl_privacy.cli.train_networks import train  # noqa: PLC0415
@@ -113,8 +115,8 @@ def train_evaluator_command(overrides: Overrides = None) -> None:
 def train_generator_command(overrides: Overrides = None) -> None:
     """Train the image generator that attack=ggl and attack=gifd search, on public images.
 
-    `data=cifar10 out=FILE`, then `attack data=cifar10 attack=ggl attack.generator=FILE`, which refuses victims from the
-    split it was trained on. A killed training resumes. Other keys are those of conf/generator.yaml, such as steps=2000.
+    First `data=cifar10 out=FILE`, then `attack data=cifar10 attack=ggl attack.generator=FILE`. The attack refuses
+    victims from the generator's training split. A killed training resumes. Other keys: see conf/generator.yaml.
     """
     say(LOADING)
     from fl_privacy.cli.train_networks import make_generator  # noqa: PLC0415
@@ -148,7 +150,7 @@ def report(  # noqa: PLR0917
     out: Annotated[Path | None, typer.Option(help="Where to write the page.")] = None,
     psnr_below: PsnrBelow = None,
     cap: Annotated[
-        bool, typer.Option("--cap", help="Compare defenses, each at several strengths, by PPC curves and CAP.")
+        bool, typer.Option("--cap", help="Compare defenses at several strengths by accuracy over leakage (PPC, CAP).")
     ] = False,
     share: Annotated[
         Path | None, typer.Option(metavar="DEST", help="Copy the runs there for sharing, without pictures.")
@@ -171,7 +173,7 @@ def report(  # noqa: PLR0917
 
     A run's page shows the clients' images; only its owner can read it. Copies by --share hold metrics, but no images,
     captured updates or weights; --with-originals adds originals and reconstructions. --brief writes `brief.html`,
-    without pictures, for a data protection impact assessment, by sections of EDPB Opinion 28/2024 and SATRE 2.0.
+    without pictures, for a data protection impact assessment, structured by EDPB Opinion 28/2024 and SATRE 2.0.
     """
     from fl_privacy.report import share_report, write_brief, write_report  # noqa: PLC0415
     from fl_privacy.report.brief import audit_folder_of  # noqa: PLC0415
@@ -208,7 +210,7 @@ def verify(
         Path | None, typer.Option("--app", metavar="APP", help="Also compare the audited app's files.")
     ] = None,
 ) -> None:
-    """Recompute a brief's counts, intervals, verdict and hashes from its records; status 1 if a line differs.
+    """Recompute the figures of a brief (`report --brief`) from its records; status 1 if a line of the brief differs.
 
     Nothing of the folder is executed. Without a brief, the figures of audit.json or summary.json are recomputed.
     """
@@ -266,8 +268,8 @@ def supernode(
     --auth-supernode-private-key KEY --node-config 'partition-id=0 num-partitions=4'`. An installed app answers. Code
     that a run brings is executed only if the policy has an entry `runs`.
 
-    With --policy (a file, or strict, research or dp) the app runs in a process without network, node key or privacy
-    ledger, and only what the policy names may leave: `fl-privacy policy check SITE.YAML` explains it.
+    With --policy (a file, or the built-in strict, research or dp) the app runs in a process without network, node key
+    or record of the privacy budget, and only what the policy names may leave: see `fl-privacy policy check SITE.YAML`.
     """
     raise typer.Exit(run_node(context.args, app=client_app, patience=patience, policy=policy))
 
@@ -303,7 +305,7 @@ def node_cost(
 ) -> None:
     """Measure a client's round on one core with little memory; the runs' pages then show CPU time, memory, energy.
 
-    The operating system (a memory cgroup) limits the memory if this user may set it; else a process above it is killed.
+    The limit is a memory cgroup if this user may set one; else the process is killed once it exceeds --memory.
     """
     from fl_privacy.site.deploy.device import MIB, measure_nodes  # noqa: PLC0415
 

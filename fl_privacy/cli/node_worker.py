@@ -54,7 +54,7 @@ def serve_node(address: str, app: str, report: str, policy: str = "") -> None:
 
 
 def answerer(app: str, policy: str) -> tuple[Any, ...]:
-    """Return the arguments with which ``answer_messages`` serves ``app`` or, if ``policy`` says so, the runs' apps."""
+    """Return arguments for ``answer_messages``: to serve the installed ``app`` or, if ``policy`` allows, runs' apps."""
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
     if not policy or (found := read_policy(policy)).runs is None:

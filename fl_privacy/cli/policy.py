@@ -51,9 +51,9 @@ def try_app(  # noqa: PLR0917
     node_config: NodeConfig = None,
     mirror: Mirror = None,
 ) -> None:
-    """Simulate an app without and with the gate; show what it refuses, both trainings' metrics, epsilon over rounds.
+    """Simulate an app without and with the policy's gate; show refused messages, both trainings' metrics, epsilon.
 
-    The app's code runs in this process, as with `flwr run`: trust it as you would then. The ledger is temporary.
+    The app's code runs in this process, as with `flwr run`: trust it as you would then. The site's budget is not spent.
     """
     checks.whole("--nodes", nodes, at_least=1, at_most=1000, example=4)
     checks.whole("--rounds", rounds, at_least=1, at_most=10_000, example=3)
@@ -143,7 +143,7 @@ def dated(when: float) -> str:
 def show_ledger(
     site: Site,
     last: Annotated[int, typer.Option(help="Entries to show.")] = 20,
-    mend: Annotated[bool, typer.Option("--mend", help="Count a torn last line as one reply.")] = False,
+    mend: Annotated[bool, typer.Option("--mend", help="Repair a cut last line; it counts as one reply.")] = False,
 ) -> None:
     """Show what has left this site, and how much of the budget is spent.
 

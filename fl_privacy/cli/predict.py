@@ -26,9 +26,10 @@ def predict(
 ) -> None:
     """Predict whether examples can be reconstructed, from the network alone: no data, no training, no attack.
 
-    `model=resnet18 batch_size=8 federation.plan.batch_norm=eval`: the equations of an update are counted against its
-    unknowns, layer by layer. The answer is `reconstructible`, `not by these attacks` or `unknown`, with the layer that
-    decides. It predicts undefended uploads and proves nothing; `fl-privacy attack` tries it. Texts and rows need data=.
+    Example: `model=resnet18 batch_size=8 federation.plan.batch_norm=eval`. The equations of an update are counted
+    against its unknowns, layer by layer. The answer is `reconstructible`, `not by these attacks` or `unknown`, with the
+    layer that decides. It is for undefended uploads and proves nothing; `fl-privacy attack` tries it. Texts and rows
+    need data=.
     """
     from fl_privacy.attacks.prediction import PlannedTraining, predict  # noqa: PLC0415
     from fl_privacy.models.gradients import number_of_steps  # noqa: PLC0415

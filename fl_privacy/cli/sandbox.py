@@ -87,7 +87,7 @@ class Sandbox:
         self._last: bytes | None = None
 
     def audit(self, tell: Any) -> tuple[str, Path]:
-        """Audit the app; return a summary line and the page's path. ``tell`` is called with the progress.
+        """Audit the app; return a summary line and the HTML page's path. ``tell`` is called with each line of progress.
 
         ``UserError`` if the app can't be isolated here, or its audit did not end.
         """

@@ -36,8 +36,8 @@ def benchmark(  # noqa: PLR0917
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Settings that don't affect figures: out=FOLDER device=cuda; defense.KEY=A,B are strengths of the"
-            " entry.",
+            help="Settings that don't affect figures: out=FOLDER device=cuda; defense.KEY=A,B tries the entry at two"
+            " strengths.",
             autocompletion=complete_override,
         ),
     ] = None,
@@ -51,7 +51,7 @@ def benchmark(  # noqa: PLR0917
     """Run a fixed set of experiments (a track) and rank defenses by what attackers reconstruct.
 
     `fl-privacy benchmark smoke --jobs 2` takes minutes; a killed one resumes. With `--entry my_defense.py
-    defense.share=0.01,0.1` your defense is ranked, too. `fl-privacy advise --table FOLDER` answers from the results.
+    defense.share=0.01,0.1` your defense is ranked, too. `fl-privacy advise --table FOLDER` then recommends a defense.
     """
     processes = _processes(jobs)
     strengths = [override for override in overrides or [] if override.startswith("defense.")]
@@ -204,11 +204,11 @@ def advise(
 ) -> None:
     """Recommend the cheapest defense that costs little accuracy and behind which nothing was reconstructed.
 
-    A defense is recommended only for the attacked batch size, and if the attack beat the best guess without the update,
-    but reconstructed nothing. For texts, noise and rounding are considered, with one text an upload. Each measurement
-    that fits the given settings has its own answer. `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID
-    accuracy_loss=5`, answers from your runs; `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a
-    benchmark. Shipped: `data=mnist_mini` (images), `data=adult` (rows), `data=sst2` or `data=ag_news` (texts).
+    A defense is recommended only for the attacked batch size, and only if the attack beat a guess without the update.
+    For texts, noise and rounding are considered, with one text an upload. Each measurement that fits the given settings
+    has its own answer. `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, answers from
+    your runs; `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark. Shipped:
+    `data=mnist_mini` (images), `data=adult` (rows), `data=sst2` or `data=ag_news` (texts).
     """
     bounds, settings = dict(ASKED), list[str]()
     for argument in asked or []:

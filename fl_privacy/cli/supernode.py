@@ -32,11 +32,11 @@ _OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl
 
 
 def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str = "") -> int:
-    """Run ``flower-supernode ARGUMENTS`` with a worker process that answers by ``app``; return its exit status.
+    """Run ``flower-supernode ARGUMENTS`` with a worker process in which ``app`` answers; return its exit status.
 
-    ``patience``: seconds to retry if the SuperLink fails, or still counts a lost node as connected; 0 ends the node.
-    ``policy``: file or name of the policy by which the worker checks messages. ``UserError`` if ``arguments`` set what
-    this command sets itself, or app, policy, ledger or isolation are not available.
+    ``patience``: seconds to keep trying if the SuperLink fails or still counts a lost node as connected; 0 exits at
+    once. ``policy``: the worker's policy, a file or name. ``UserError`` if ``arguments`` set what this command sets
+    itself, or app, policy, ledger or isolation are not available.
     """
     given = [name for argument in arguments if len(name := argument.partition("=")[0]) > len("--i")]
     if taken := [ours for ours in _OURS if any(ours.startswith(name) for name in given)]:

@@ -45,7 +45,10 @@ RATIOS = torch.linspace(0, 1, 11)  # true noise ratios in that table
 
 
 def train(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the network of ``conf/evaluator.yaml``; return its file. ``UserError`` if the file has other settings."""
+    """Train the network of ``conf/evaluator.yaml``, which estimates a reconstruction's share of noise; return its file.
+
+    ``UserError`` if the file exists and was trained with other settings.
+    """
     settings = checked_settings("evaluator", overrides)
     dataset = build_dataset(settings["data"])
     texts = texts_of(dataset.train) is not None
@@ -163,7 +166,10 @@ def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int
 
 
 def thinned(there: int, number: int | None, *, at_least: int = 1) -> slice:
-    """Return a slice of ``number`` (``at_least`` or more) evenly spaced of ``there`` examples; all for ``None``."""
+    """Return a slice that picks ``number`` evenly spaced of ``there`` examples; ``None`` picks all.
+
+    ``UserError`` if ``number`` is below ``at_least``.
+    """
     if number is None:
         return slice(None)
     whole("images", number, at_least=at_least, example=1000)
@@ -182,7 +188,10 @@ SECONDS_BETWEEN_STATES = 60.0  # interval at which the state of the training is 
 
 
 def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the generator of ``conf/generator.yaml``; return its file. ``UserError`` if the file has other settings."""
+    """Train the image generator of ``conf/generator.yaml``; return its file.
+
+    ``UserError`` if the file exists and was trained with other settings.
+    """
     settings = checked_settings("generator", overrides)
     chosen = {name: settings[name] for name in GeneratorPlan.__dataclass_fields__}
     check_arguments(GeneratorPlan, chosen, "generator")

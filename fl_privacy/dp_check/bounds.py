@@ -31,7 +31,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the Gaussian mechanism's epsilon at ``delta`` in (0, 1), for sensitivity over standard deviation ``mu``.
+    """Return the Gaussian mechanism's epsilon at ``delta``; ``mu``: sensitivity / standard deviation of the noise.
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 2)
     4.38
@@ -60,9 +60,9 @@ def _zero(function: Callable[[float], float], *, xtol: float, most: float = math
 
 @dataclass(frozen=True, kw_only=True)
 class GuessCounts:
-    """Numbers (T,) of draws whose statistic is at least each of T thresholds, on two neighboring data sets.
+    """Counts (T,) of outputs on two neighboring data sets whose statistic reaches each of T thresholds.
 
-    ``hits`` counts draws on the first, ``misses`` on the other.
+    ``hits`` counts outputs on the first data set, ``misses`` on the other.
     """
 
     hits: Floats
@@ -72,7 +72,7 @@ class GuessCounts:
 
 
 def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> GuessCounts:
-    """Count the statistics ``first`` (N,) and ``second`` (M,) of two neighbors at or above each threshold (T,)."""
+    """Count the values of a statistic on two neighbors (``first``, ``second``) that reach each of T ``thresholds``."""
     positives, negatives, at = (np.asarray(values, dtype=np.float64) for values in (first, second, thresholds))
     hits, misses = (
         (len(values) - np.searchsorted(np.sort(values), at, side="left")).astype(np.float64)
@@ -82,11 +82,11 @@ def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> 
 
 
 def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Floats:
-    """Return lower bounds (T,) on epsilon, one for each threshold, for any noise (Nasr et al. 2021, section 3).
+    """Return lower bounds (T,) on epsilon for any noise, one for each of T thresholds (Nasr et al. 2021, section 3).
 
-    Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta, above and below a threshold;
-    Clopper-Pearson bounds of the four rates share the error. ``counts``: at T thresholds that were chosen on other
-    draws. ``error``: probability with which each single bound may be wrong.
+    Differential privacy limits an event's probability on one data set to e^epsilon times that on its neighbor, plus
+    delta. Events are values above or below a threshold; Clopper-Pearson bounds replace the probabilities. ``counts``:
+    at thresholds that were chosen on other draws. ``error``: probability with which each bound may be wrong.
     """
     bounds, of_hits, of_misses = [], counts.of_hits, counts.of_misses
     for hits, of, misses, out_of in (
@@ -106,14 +106,9 @@ SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)  # sines of the angles to the update be
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
     """Return a lower bound on epsilon from angles between a mechanism's outputs and an update of random direction.
 
-    A few angles are tested for each array, each with an equal share of the error. Without the update, an output has a
-    smaller angle with a probability of at most the share of the sphere with such angles, divided by half of the test's
-    error (Markov's inequality).
-
-    Args:
-        sines: sine (n, A) of the angle between each output and the update, in each of A arrays.
-        sizes: number of values of each array, at least 2.
-        error: probability in (0, 1) with which the bound may be wrong.
+    Outputs that contain the update have smaller angles to it than chance allows (Markov's inequality). ``sines``: sines
+    (n, A) of the angles of n outputs, in each of A arrays. ``sizes``: number of values of each array, at least 2.
+    ``error``: probability in (0, 1) with which the bound may be wrong.
     """
     if not len(sizes):
         return 0.0
@@ -128,11 +123,10 @@ def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error:
 
 
 def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
-    """Return a lower bound on mu of the Gaussian mechanism from a statistic's values (n,) and (m,) on two neighbors.
+    """Return a lower bound on mu of the Gaussian mechanism; 0 if the two samples do not differ significantly.
 
-    The distance of the means over the pooled standard deviation times sqrt(nm / (n + m)) follows a noncentral t
-    distribution. The bound is the mu under which a larger distance has probability ``error`` / 2, or 0 if none is
-    significant. The statistic must have been chosen on other draws.
+    ``first`` (n,), ``second`` (m,): values of a statistic on two neighbors; it must have been chosen on other draws.
+    ``error``: probability that the bound is wrong.
     """
     yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
     degrees, size = len(yes) + len(no) - 2, math.sqrt(len(yes) * len(no) / (len(yes) + len(no)))
@@ -151,7 +145,10 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
 
 
 def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> float:
-    """Return the least mu whose ``measured_mu``, by ``draws`` a neighbor, exceeds ``mu`` with probability ``power``."""
+    """Return the least true mu that a test finds to exceed the claimed ``mu`` with probability ``power``.
+
+    The test: ``measured_mu`` from ``draws`` outputs on each neighbor.
+    """
     size, degrees = math.sqrt(draws / 2), 2 * draws - 2
     asked, given = scipy.stats.norm.isf(error / 2), scipy.stats.norm.isf(1 - power)
     t = mu * size
@@ -185,7 +182,7 @@ def look_gaussian(first: ArrayLike, second: ArrayLike) -> bool:
 
 
 def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
-    """Return the bound by ``counted_epsilon`` if ``draws`` on each of two neighbors are all distinguished."""
+    """Return the largest ``counted_epsilon`` of ``draws`` outputs on each neighbor: that if all are guessed right."""
     perfect = GuessCounts(hits=np.array([draws * 1.0]), of_hits=draws, misses=np.array([0.0]), of_misses=draws)
     return float(counted_epsilon(perfect, delta=delta, error=error)[0])
 
@@ -193,11 +190,8 @@ def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
 def one_run_p_value(*, canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
     """Bound the chance of >= ``right`` right guesses under (epsilon, delta)-privacy (Steinke et al. 2023, Theorem 5.2).
 
-    Args:
-        canaries: number m of canaries, each of which participated with probability 1/2.
-        guesses: number r of canaries about which a guess was made.
-        right: number v of right guesses.
-        epsilon: privacy parameter, at least 0.
+    ``canaries``: number of canaries, each of which participated with probability 1/2. ``guesses``: number of canaries
+    about which a guess was made.
     """
     share = scipy.special.expit(epsilon)
     beta = float(scipy.stats.binom.sf(right - 1, guesses, share))
@@ -275,7 +269,10 @@ def one_run_gaussian_epsilon(
 
 
 def _right_guesses(taken: ArrayLike, left_out: ArrayLike) -> NDArray[np.int64]:
-    """Count right guesses on m scores for n = 1, ..., m // 2: the n highest participated, the n lowest did not."""
+    """Return how many guesses on m canaries are right, for n = 1, ..., m // 2.
+
+    The n canaries with the highest scores are guessed to have participated, and the n with the lowest not.
+    """
     scores = np.concatenate([np.asarray(taken, dtype=np.float64), np.asarray(left_out, dtype=np.float64)])
     truth = np.arange(len(scores)) < np.size(taken)
     scores[np.isnan(scores)] = -np.inf
@@ -291,12 +288,9 @@ def best_one_run_epsilon(
 ) -> tuple[float, int, int]:
     """Return the best lower bound on epsilon, its number of guesses, and the number of right ones.
 
-    The canaries with the highest scores are guessed to have participated, and as many with the lowest not.
-
-    Args:
-        taken: scores (k,) of participating canaries, higher if participation is likelier.
-        left_out: scores (m - k,) of the other canaries.
-        shares: how many numbers of guesses are tried; the error is divided among them (Bonferroni).
+    ``taken`` (k,), ``left_out`` (m - k,): scores of canaries that participated, and of the others. Those with the
+    highest scores are guessed to have participated, and as many with the lowest not. ``shares``: number of attempts
+    with different numbers of guesses; they share the error (Bonferroni).
     """
     right = _right_guesses(taken, left_out)
     canaries = np.size(taken) + np.size(left_out)

@@ -54,7 +54,7 @@ class CanaryTest:
 
     @property
     def showable(self) -> float:
-        """Return the largest possible bound from so many canaries, the one if all guesses are right."""
+        """Return the largest bound that so many canaries can show, which needs all guesses right."""
         there, absent = 1.0 + np.arange(self.taken), -1.0 - np.arange(self.left_out)
         return BOUNDS[self.noise](there, absent, delta=self.delta, error=1 - self.confidence)[0]
 
@@ -98,11 +98,11 @@ def canary_test(
     noise: Literal["gaussian", "other"] = "gaussian",
     confidence: float = 0.95,
 ) -> CanaryTest:
-    """Return lower bounds on epsilon and an estimate of it from the scores of canaries.
+    """Return lower bounds on epsilon, and an estimate, from the scores of canaries (made-up examples or clients).
 
     Args:
-        taken: scores (k,) of participating canaries, higher if participation is likelier.
-        left_out: scores (m - k,) of the other canaries; each canary was left out with probability 1/2.
+        taken: scores (k,) of the canaries that took part, higher if participation looks likelier.
+        left_out: scores (m - k,) of the other canaries; each was left out with probability 1/2.
         delta: probability in (0, 1).
         unit: example or client, which a canary stands for.
         noise: ``gaussian`` if the claim assumes Gaussian noise, ``other`` to assume nothing. Scores that do not look
@@ -143,7 +143,7 @@ UNEQUAL = "the scores of participants vary differently from the others'"
 def _estimated(
     there: NDArray[np.float64], absent: NDArray[np.float64], *, delta: float, error: float
 ) -> tuple[float | None, float | None, str]:
-    """Return an estimate of epsilon, its lower limit, and the reason for a missing limit (Agrawal et al. 2026)."""
+    """Return an estimate of epsilon, its lower limit or ``None``, and why there is no limit (Agrawal et al. 2026)."""
     if doubt := _doubt(there, absent):
         return estimated_epsilon(there, absent, delta=delta), None, doubt
     variances = float(there.var(ddof=1)), float(absent.var(ddof=1))

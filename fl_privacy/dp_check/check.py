@@ -84,10 +84,10 @@ class DpCheckRequest:
 def tested(
     name: str, mechanism: Mechanism, stated: Stated | None, asked: DpCheckRequest, *, pair: Neighbors | None = None
 ) -> ClaimVerdict:
-    """Test by sampling whether ``mechanism`` keeps its claim or, if it has none, the epsilon of its stated noise.
+    """Test by sampling whether ``mechanism`` has the epsilon that it claims or, without a claim, that its noise gives.
 
-    ``mechanism``: function from an update, or an input of ``pair``, to its output. ``pair``: two inputs of the
-    mechanism, if it does not take an update.
+    ``mechanism``: function from an update, or an input of ``pair``, to its output. ``stated``: claim and noise that it
+    states about itself. ``asked``: settings. ``pair``: two inputs of a mechanism that does not take an update.
     """
     claim = asked.claim(stated.claim if stated else None, name, unit=stated.unit if stated else "client")
     recomputed = recomputed_by(stated, asked, claim)
@@ -124,7 +124,7 @@ def tested(
 
 
 def recomputed_by(stated: Stated | None, asked: DpCheckRequest, claim: Claim | None) -> Recomputed | None:
-    """Recompute epsilon from ``stated`` facts at the delta of ``claim`` or, without one, of the settings ``asked``."""
+    """Recompute epsilon from the noise in ``stated``, if any; delta is that of ``claim`` or else of ``asked``."""
     if stated is None:
         return None
     delta = claim.delta if claim else asked.delta

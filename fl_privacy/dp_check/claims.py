@@ -29,8 +29,7 @@ class Claim:
         delta: probability in [0, 1).
         unit: protected unit: one ``example`` of a client or all data of one ``client``.
         neighbors: difference of two data sets: ``add_remove`` adds or removes a unit, ``replace`` exchanges one.
-        sampled: sampling and number of outputs of a round; a test then draws outputs that hold the unit.
-            ``None``: one output a round, without sampling.
+        sampled: sampling rate and outputs of a round; tests then draw outputs with the unit. ``None``: one output.
     """
 
     epsilon: float
@@ -49,9 +48,10 @@ class Claim:
         checks.whole("claimed rounds", self.rounds, at_least=1, example=1)
 
     def total(self, mu: float) -> float:
-        """Return the epsilon of all outputs, if one unit (example or client) moves each mean by ``mu`` deviations.
+        """Return the epsilon of all outputs of a training, if one unit (example or client) shifts each output's mean.
 
-        If sampling is not Poisson, a unit takes part in the share ``sample_rate`` of the outputs.
+        ``mu``: shift in standard deviations. If sampling is not Poisson, a unit is in the share ``sample_rate`` of
+        outputs.
         """
         rate, steps = 1.0, self.rounds
         if self.sampled is not None:
@@ -85,7 +85,7 @@ class Facts:
 
     ``noise_multiplier``: standard deviation of the Gaussian noise over the l2 sensitivity to one unit, if known.
     ``sampling``: way of sampling, if known; ``shuffle`` (batches of a shuffled set) counts as no sampling, with a note.
-    ``seen_by``: observer: the ``server``, which sees each reply, or a reader of the ``model``, the aggregate only.
+    ``seen_by``: observer of the outputs: the ``server`` (each reply), or a reader of the ``model`` (their mean).
     """
 
     noise_multiplier: float | None
@@ -106,7 +106,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """DP claim and facts that a mod, strategy or defense states about itself."""
+    """DP claim of a mod, strategy or defense about itself, and facts such as its noise and sampling."""
 
     claim: Claim | None
     facts: Facts
@@ -137,7 +137,7 @@ class Recomputed:
 
 
 def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove") -> Recomputed:
-    """Return the epsilon at ``delta`` of all releases together, by two accountants.
+    """Return the epsilon at ``delta`` of all outputs of a training together, by two accountants.
 
     Unknown sampling counts as none. For ``replace`` the sensitivity is doubled, and sampling counts as none.
     ``UserError`` if the package dp-accounting is missing.
@@ -177,7 +177,7 @@ def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove"
 def composed_epsilons(
     *, noise_multiplier: float, sample_rate: float, steps: int, delta: float, interval: float = 1e-4
 ) -> tuple[float, float]:
-    """Return epsilon after ``steps`` releases of the Poisson-sampled Gaussian mechanism, by RDP and by PLD.
+    """Return epsilon after ``steps`` outputs of the Poisson-sampled Gaussian mechanism, by RDP and by PLD.
 
     ``interval``: width of the steps in which PLD (privacy loss distribution) counts privacy losses.
     """

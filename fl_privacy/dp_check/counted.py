@@ -28,7 +28,7 @@ Test = tuple[int, float]  # index of a statistic, and a threshold
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Drawn:
-    """Outputs of a mechanism on two neighboring data sets, as statistics, and tests that were chosen on other outputs.
+    """Statistics of a mechanism's outputs on two neighboring data sets, with tests that were chosen on other outputs.
 
     ``first, second``: S statistics (n, S) of n outputs on each data set.
     """
@@ -44,7 +44,10 @@ class Drawn:
 
     @classmethod
     def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "Drawn":
-        """Choose tests (statistic >= threshold) on the first fifth of the outputs ``drawn``; bounds count the rest."""
+        """Choose tests on the first fifth of the outputs ``drawn`` on each neighbor; keep the other outputs for bounds.
+
+        A test is a statistic with a threshold.
+        """
         first, second = drawn[0].numpy(), drawn[1].numpy()
         fixing, rate = len(first) // 5, 1.0 if claim.sampled is None else claim.sampled.sample_rate
         delta = min(1.0, claim.delta / rate)
@@ -76,7 +79,7 @@ class Drawn:
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
     def epsilon(self, error: float) -> float:
-        """Return a lower bound on epsilon for any noise, the larger by angles (``error`` / 10) or counted outputs."""
+        """Return a lower bound on epsilon for any noise: the larger of one from angles and one from counted outputs."""
         bounds, share = [self.aligned(error / 10)], 0.9 * error / len(self.tests)
         for number, threshold in self.tests:
             counts = counts_above(self.first[:, number], self.second[:, number], [threshold])

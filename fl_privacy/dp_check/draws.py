@@ -23,7 +23,7 @@ MOST_TENSORS = 24  # most arrays that are examined one by one: the first and the
 
 @dataclass(frozen=True, kw_only=True)
 class ManyAtOnce:
-    """Mechanism that can make many releases in one call."""
+    """Mechanism that can make many outputs in one call."""
 
     many: Callable[[Any, int], Tensors]  # function (input, n) that makes n independent releases: arrays (n, ...)
 
@@ -33,7 +33,7 @@ class ManyAtOnce:
 
 @dataclass(eq=False)
 class ByRound:
-    """Mechanism whose releases depend on the round; each call is the next round."""
+    """Mechanism whose outputs depend on the round; each call is the next round."""
 
     at: Callable[[Any, int], Tensors]  # function (input, round) that returns the release of that round
     rounds: int = 0  # number of calls so far
@@ -56,10 +56,10 @@ class Neighbors:
 
 
 def flattened(sent: Tensors, *, draws: int | None = None) -> Tensor:
-    """Concatenate the arrays of a release into one vector (d,) float64.
+    """Concatenate the arrays of an output into one vector (d,) float64.
 
-    With ``draws``, the arrays (draws, ...) are as many releases, and the result is (draws, d). ``UserError`` if the
-    release is no mapping of tensors, or has no values, or one that is not finite and real.
+    ``draws``: number of outputs in the arrays (draws, ...); the result is then (draws, d). ``UserError`` if the output
+    is no mapping of tensors, or has no values, or one that is not finite and real.
     """
     tensors = [_real(value) for value in sent.values()] if isinstance(sent, Mapping) else []
     if not sum(0 if one is None else one.numel() for one in tensors) or any(one is None for one in tensors):
@@ -95,7 +95,7 @@ def slices_of(sent: Tensors) -> dict[str, slice]:
 
 
 def looked_at(places: Mapping[str, T]) -> dict[str, T]:
-    """Return the first and last entries of ``places``, by array name, at most ``MOST_TENSORS`` in all."""
+    """Shorten ``places`` (array name -> any value) to the first and last entries, ``MOST_TENSORS`` at most."""
     if len(places) <= MOST_TENSORS:
         return dict(places)
     names = list(places)
@@ -104,7 +104,7 @@ def looked_at(places: Mapping[str, T]) -> dict[str, T]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pilot:
-    """Means and spread of a few outputs (d,) on each of two neighbors, from which a test's directions are chosen."""
+    """Means and spread of a few outputs (d,) on each of two neighbors, by which a test chooses its projections."""
 
     neighbors: Neighbors
     means: Tensor  # means (2, d) on the first and the second neighbor
@@ -123,9 +123,9 @@ class Pilot:
         return self.constant & (self.shift != 0) & ~whole
 
     def separation(self, directions: Sequence[Tensor]) -> float:
-        """Return how many standard deviations the neighbors' mean outputs are apart along the best of ``directions``.
+        """Return the distance of the neighbors' mean outputs along the best of ``directions``, or else over all values.
 
-        Without directions, the distance is over all values. It is infinite if a value without noise differs.
+        It is in standard deviations of the noise, and infinite if a value without noise differs.
         """
         if bool(self.bare.any()):
             return math.inf
@@ -146,7 +146,7 @@ CHUNK_ELEMENTS = 1 << 21  # most values of releases that are held at once
 
 
 def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]:
-    """Yield ``draws`` releases on ``given`` in chunks of k, (k, d) float64; ``UserError`` if their sizes differ."""
+    """Yield ``draws`` outputs on the input ``given``, k at a time as (k, d) float64; ``UserError`` if sizes differ."""
     left, size, width = draws, 1, None
     while left and isinstance(mechanism, ManyAtOnce):
         made = flattened(mechanism.many(given, size), draws=size)
@@ -168,7 +168,7 @@ def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]
 
 
 def pilot(mechanism: Mechanism, neighbors: Neighbors, draws: int) -> Pilot:
-    """Draw ``draws`` releases on each neighbor, and return means, deviations and norms of the two samples."""
+    """Draw ``draws`` outputs on each neighbor, and return means, deviations and norms of the two samples."""
     means, variances, constant, norms = [], [], [], []
     for given in (neighbors.first, neighbors.second):
         chunks = list(drawn_rows(mechanism, given, draws))
@@ -194,7 +194,7 @@ UNCHANGED = "the number of values that leave unchanged"  # name of the statistic
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Statistics:
-    """Statistics of a mechanism's outputs, for tests: projections, counts of special values, angles to the update."""
+    """Choice of an output's statistics: projections, counts of zeros and unchanged values, angles to the update."""
 
     names: Sequence[str]
     directions: Tensor  # unit vectors (P, d) onto which releases are projected
@@ -202,9 +202,9 @@ class Statistics:
     lines: Mapping[str, slice] = field(default_factory=dict)  # slices of arrays with an angle to ``update``
 
     def of(self, rows: Tensor) -> Tensor:
-        """Return S statistics (k, S) of k releases (k, d): projections, number of zeros, largest magnitude.
+        """Return S statistics (k, S) of k outputs (k, d): projections, number of zeros, largest magnitude.
 
-        If the update is known, the number of unchanged values and the sines of angles to the update follow.
+        If ``update`` is known, also the number of values equal to it, and by array the sine of the angle to it.
         """
         counts = [(rows == 0).sum(1).to(rows.dtype), rows.abs().amax(1)]
         if self.update is not None:
@@ -220,7 +220,7 @@ FEWEST_ON_A_LINE = 4  # least number of values of an array in which angles are c
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
-    """Return unit vectors (d,) by description: the neighbors' difference ``known``, and its part in each array."""
+    """Return description -> unit vector (d,) of the neighbors' difference ``known`` and of its part in each array."""
     candidates = {"the direction of the update": known}
     for name, place in looked_at(places).items():
         alone = torch.zeros_like(known)
@@ -232,10 +232,10 @@ def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tenso
 def statistics_for(
     found: Pilot, places: Mapping[str, slice], known: Tensor | None, also: Mapping[str, Tensor]
 ) -> Statistics:
-    """Choose the directions onto which a mechanism's outputs are projected, and what is counted in each output.
+    """Choose the statistics of an output by which a test distinguishes two neighbors.
 
-    Directions: the neighbors' difference ``known`` (d,), or that of the first draws' means; its part in each array
-    (``places``: slices); the one in which the first draws ``found`` differ most; and ``also``, by name.
+    Outputs are projected onto (1) the neighbors' difference ``known`` (d,), or that of the means in ``found``; (2) its
+    part in each array (``places``: slices); (3) the direction of most difference per noise; (4) ``also``, by name.
     """
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}

@@ -95,7 +95,7 @@ class MechanismCheck:
 
 
 def doubt_in_words(confidence: float) -> str:
-    """Return a phrase on why a bound above the claim, at this ``confidence``, does not prove the claim false."""
+    """Explain why a lower bound above the claimed epsilon does not prove the claim false at this ``confidence``."""
     above = f"the bound lies above the claim with a confidence of {100 * confidence:.3g} %"
     return f"{above}, and {100 * ACCUSATION:.4g} % are needed to call it false"
 
@@ -120,24 +120,23 @@ def check_mechanism(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> MechanismCheck:
-    """Test the claimed privacy of ``mechanism`` by many draws, and return a lower bound on its epsilon.
+    """Test the claimed privacy of ``mechanism`` by many draws (outputs), and return a lower bound on its epsilon.
 
-    Its inputs are an update and zero, or an update and its negative if a unit is replaced. A few draws choose the
-    update's direction and norm (the clipping norm or far more); fresh draws give the bound.
+    Inputs are an update and zero, or an update and its negative if neighbors exchange a unit (example or client). A few
+    draws choose the update's direction and norm (up to 10,000 clipping norms); fresh draws give the bound.
+    ``UserError`` if neither ``like`` nor ``neighbors`` is given, or the outputs can't be compared.
 
     Args:
         mechanism: function from an update (tensors like ``like``) to its output (tensors), with fresh randomness at
             each of about 2.5 x ``draws`` + 1,800 calls.
         claimed: claimed epsilon, or a ``Claim`` with unit, neighbors and rounds.
+        delta: delta of the claim, if ``claimed`` is a number.
         like: tensors with the names and shapes of an update.
         clip_norm: clipping norm (l2) of one unit's contribution, above 0; ``None`` takes 1.
         neighbors: pairs of inputs that differ in one unit, such as two batches, instead of ``like``.
         noise: ``gaussian`` if the claim assumes fresh Gaussian noise in each round; ``other`` makes no assumption.
         draws: number of draws per neighbor, at least 200.
         confidence: confidence of the bounds, in (0, 1).
-
-    Raises:
-        UserError: neither ``like`` nor ``neighbors`` is given, or the outputs can't be compared.
     """
     claim = expect_claim(claimed, delta)
     checks.whole("draws", draws, at_least=200, example=4000)
@@ -195,15 +194,14 @@ def _over_calls(
 
 
 LATER, MOST_SEQUENCES, BEFORE = 30, 200, 10
-"""Number of calls without the unit after a call with it; most sequences of such calls; number of calls with the unit
-before a call without it.
-"""
+"""Calls without the unit after one with it; most such sequences; calls with the unit before one without it."""
 
 
 def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechanism:
-    """Return a mechanism that calls ``mechanism`` once with an example or client, then ``LATER`` times without it.
+    """Return a mechanism for testing if one call of ``mechanism`` shows in later ones.
 
-    It returns the projections of all outputs onto ``known`` (d,), to test if the first call shows in later ones.
+    It calls ``mechanism`` with its input, then ``LATER`` times with the second of ``pair``, and returns the projections
+    of all outputs onto ``known`` (d,).
     """
     unit = known / known.norm()
 
@@ -215,10 +213,10 @@ def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechani
 
 
 def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
-    """Return whether outputs without an example or client depend on earlier calls with it, for example by momentum.
+    """Return whether earlier calls with a unit (example or client) show in later outputs without it, as by momentum.
 
-    ``pair``: inputs with it and without it. ``number``: number of compared calls after either. ``known``: direction
-    (d,) of the compared projections.
+    ``pair``: inputs with and without the unit. ``known``: direction (d,) onto which outputs are projected. ``number``:
+    compared outputs for each input.
     """
     if isinstance(mechanism, ManyAtOnce):
         return False
@@ -276,9 +274,10 @@ def _judged(
 def _worst(
     mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice], *, most: int, preferred: Neighbors
 ) -> tuple[Pilot, Tensor | None]:
-    """Return a few outputs on that pair of ``pairs`` that is easiest to distinguish, and its difference (d,) if known.
+    """Return a few outputs on the pair that is easiest to distinguish, and the difference (d,) of its inputs if known.
 
-    ``most``: most draws per neighbor. ``preferred``: pair that is taken unless another is clearly easier.
+    ``places``: slice of each array in an output. ``most``: most draws per neighbor. ``preferred``: pair that is taken
+    unless another is clearly easier.
     """
     kept = list(pairs)
     for draws, number in PILOT:
@@ -315,10 +314,10 @@ def _pairs(
 
 
 def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -> Iterable[Neighbors]:
-    """Yield neighbors: an update and zero, for several directions and norms of the update.
+    """Yield neighboring inputs: an update and zero, for several directions and norms of the update.
 
-    If a unit is ``replaced``, the second neighbor is the update's negative. ``like``: tensors with an update's names
-    and shapes. ``norm``: clipping norm.
+    If neighbors exchange a unit (``replaced``), the second input is the negated update. ``like``: tensors with an
+    update's names and shapes. ``norm``: clipping norm.
     """
     rng = derive_generator(seed, "dp_check", "directions")
     shapes = {name: torch.as_tensor(value).shape for name, value in like.items()}
@@ -359,7 +358,7 @@ ROUND_LIKE = 10_000_001  # number of a round that no training reaches
 
 
 def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Detect noise that a round's number fixes, and so hides nothing, by repeating a :class:`ByRound`'s rounds."""
+    """Find noise that is the same whenever a round is repeated, and so hides nothing; for :class:`ByRound` only."""
     if not isinstance(mechanism, ByRound):
         return []
     try:

@@ -74,7 +74,7 @@ def clip_norm_of(defense: Defense) -> float | None:
 
 
 def _one_step(defense: Defense, seed: int) -> tuple[Mechanism, Neighbors]:
-    """Return a mechanism, DP-SGD's noised gradient sum of four examples, and two batches that differ in one example."""
+    """Return DP-SGD's noised gradient sum of four examples as a mechanism, and a pair of batches to compare."""
     rng = derive_generator(seed, "dp_check", "examples")
     model = nn.Linear(8, 4, bias=False)
     nn.init.zeros_(model.weight)  # every class is as likely, so that no example's gradient vanishes

@@ -21,7 +21,7 @@ FOLLOWS = 0.1  # largest change of the release by a nudge, relative to its chang
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Uncovered:
-    """Part of a release without fresh noise."""
+    """Part of a mechanism's output that gets no fresh noise."""
 
     reason: str  # phrase that follows "because"
     arrays: tuple[str, ...]  # names of the arrays that hold the part
@@ -30,7 +30,7 @@ class Uncovered:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldDraws:
-    """Stored outputs (n, d) of a mechanism, n on each of two neighboring data sets; of large outputs, d values only."""
+    """Stored outputs (n, d) of a mechanism, n on each of two neighbors; of large outputs, only d values are stored."""
 
     first: Tensor
     second: Tensor
@@ -58,7 +58,7 @@ class HeldDraws:
 
 
 def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> HeldDraws:
-    """Run the mechanism ``draws`` / 4 times (fewer if memory is short) on each neighbor; return all outputs."""
+    """Store outputs for each input of ``pair``: a quarter of ``draws``, or fewer if memory is short."""
     size = sum(shape.numel() for shape in shapes.values())
     kept: dict[str, torch.Size] = {}
     places: dict[str, slice] = {}
@@ -83,10 +83,10 @@ def _held(mechanism: Mechanism, given: Any, number: int, taken: Tensor) -> Tenso
 def uncovered(
     mechanism: Mechanism, pair: Neighbors, held: HeldDraws, *, shapes: Mapping[str, torch.Size], delta: float, seed: int
 ) -> list[Uncovered]:
-    """Search stored outputs ``held`` for parts of the output without fresh noise, and confirm these by fresh outputs.
+    """Find parts of a mechanism's output that get no fresh noise.
 
-    A direction is such a part if fresh outputs are constant along it, differ between the inputs of ``pair``, and follow
-    a slight change of the input. Events rarer than the claim's ``delta`` are allowed.
+    The outputs ``held`` suggest directions. One is confirmed if fresh outputs are constant along it, differ between the
+    inputs of ``pair``, and follow a slight change of the input. Events rarer than the claim's ``delta`` are allowed.
     """
     candidates = [
         each for find in (_constant, _shared, _sums, _left_out) for each in find(held) if float(each[1].norm()) > 0
@@ -211,7 +211,7 @@ def _sums(held: HeldDraws) -> list[Found]:
 
 
 def _labels(held: HeldDraws) -> Iterator[tuple[str, Tensor]]:
-    """Yield (description, group (d,) of each value, -1 for none), to test whether sums of groups have noise."""
+    """Yield groupings of values whose sums may lack noise, as (description, group (d,) of each value or -1)."""
     size = held.first.shape[1]
     yield "all arrays together", torch.zeros(size, dtype=torch.long)
     for name, shape in held.shapes.items():
@@ -366,10 +366,9 @@ def _nudged(given: Any, rng: torch.Generator) -> Any:
 
 
 def direction_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
-    """Return the direction (d,) along which neighbors differ most relative to the noise (linear discriminant).
+    """Return the direction (d,) along which outputs on two neighbors differ most, relative to the noise.
 
-    ``held``: stored outputs of the mechanism. ``None`` if the neighbors' difference ``known`` (d,) is unknown or
-    distinguishes them nearly as well, or if outputs are too few.
+    ``known``: neighbors' difference (d,). ``None`` if it is missing or nearly as good, or outputs (``held``) are few.
     """
     residuals = held.residuals
     spreads = residuals.square().mean(0).sqrt()

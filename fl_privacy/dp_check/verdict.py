@@ -29,7 +29,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimVerdict:
-    """Privacy claim with all evidence."""
+    """Privacy claim with the evidence for and against it: recomputed epsilon, tests, and notes."""
 
     subject: str  # name of what makes the claim
     claim: Claim | None

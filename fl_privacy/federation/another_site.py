@@ -43,14 +43,10 @@ class AnotherSite:
     ) -> Upload | None:
         """Return the weighted mean of the other participants' uploads, up to the rounding of ``after``.
 
-        ``None`` if nobody else took part, if no tensor is in all of ``own``, or if ``own`` is empty and no value
-        changed. If the server's optimizer is SGD or momentum, values within the rounding error become zero, so that the
-        rows of absent words stay recognizable.
-
-        Args:
-            before, after: global model before and after the round.
-            own: uploads of these sites, by client.
-            numbers: number of examples by which the server weights each participant.
+        ``before``, ``after``: global model before and after the round. ``own``: uploads of these sites, by client.
+        ``numbers``: client -> examples, by which the server weights. ``None`` if nobody else took part, if the own
+        uploads have no tensor in common, or if there are none and no value changed. Under SGD or momentum, values
+        within the rounding error become zero, as they are for unused words.
         """
         sent, others = before.parameters, numbers.keys() - own.keys()
         steps = {n: (after.parameters[n].double() - t.double()) / self.plan.lr for n, t in sent.items()}
@@ -103,18 +99,13 @@ class AnotherSite:
 
 
 def estimated_share(mean: Tensors, own: Tensors, last: Tensors) -> tuple[float, str] | None:
-    """Estimate the share p in (0, 1) of ``own`` in ``mean`` = p own + (1 - p) rest; return p and how it was found.
+    """Estimate the share p in (0, 1) of the attacker's update in the round's mean; return p and a phrase on the method.
 
-    ``own``, ``mean``: the attacker's update and the round's mean. Three ways are tried; ``None`` if none works.
+    ``mean`` is p ``own`` + (1 - p) rest; ``last``: its rounding errors. Three ways are tried; ``None`` if none works.
 
-    1. After a single step of Adam all values have the same absolute value. The ratio mean / own is smallest where the
-       signs of all other updates differ from the own sign, and is 2p - 1 there.
-    2. Rows and columns that only the examples of ``own`` change, such as those of unique words, have the ratio p
-       throughout.
-    3. If a layer of ``mean`` has less than full rank, its pseudoinverse times ``own`` has the eigenvalue 1 / p, as
-       often as the rank of ``own``.
-
-    ``last``: distances of neighboring floating-point values of ``mean``, within which values count as equal.
+    1. After one step of Adam, mean / own is 2p - 1 at its smallest, where all other updates have the opposite sign.
+    2. Rows and columns that only the examples of ``own`` change, as of unique words, have the ratio p at each value.
+    3. If a layer of ``mean`` has less than full rank, its pseudoinverse times ``own`` has the eigenvalue 1 / p.
     """
     if (share := _share_by_signs(mean, own, last)) is not None:
         return share, "the other sign's values"
@@ -141,7 +132,7 @@ def _share_by_signs(mean: Tensors, own: Tensors, last: Tensors) -> float | None:
 
 
 def _alike_in_lines(mean: Tensor, own: Tensor, last: Tensor) -> Tensor:
-    """Return the ratios ``mean`` / ``own`` of rows and columns in which all are equal; ``last``: rounding errors."""
+    """Return the ratios ``mean`` / ``own`` of rows and columns with a constant ratio; ``last``: rounding errors."""
     whole, part = mean.flatten(1), own.flatten(1)
     ratios, found = (whole / part).where(whole.abs() > last.flatten(1) / ALIKE, torch.nan), []
     for lines in (ratios, ratios.T):
@@ -209,7 +200,7 @@ def seen_by_sites(
 ) -> Upload:
     """Return the other clients' mean upload, as the colluding clients ``own`` compute it from the new global model.
 
-    They know the model ``sent``, and their own of the ``uploads``. ``knows_numbers``: see :class:`AnotherSite`.
+    They know the model ``sent`` and, among ``uploads``, their own. ``knows_numbers``: see :class:`AnotherSite`.
     """
     plan = replace(plan, norm_factor=math.inf)
     server = Server(state=sent, local_plan=local_plan, plan=plan, clients=list(uploads), seed=seed)

@@ -78,10 +78,10 @@ SLOT_BITS = 40  # bits of the largest whole number that is exact at this CKKS pr
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """Packing of quantized values into slots, like BatchCrypt (Zhang et al. 2020).
+    """Packing of several quantized values into each slot of a ciphertext, like BatchCrypt (Zhang et al. 2020).
 
-    Values in [-1, 1] are rounded to ``2^bits - 1`` levels including zero; a slot holds several, each with room for the
-    carries of ``summands`` additions.
+    Values in [-1, 1] are rounded to ``2^bits - 1`` levels including zero. Each has room for the carries of ``summands``
+    additions.
     """
 
     bits: int = 16
@@ -126,12 +126,12 @@ class Packing:
 def encrypted_rounds(
     server: Server, clients: Mapping[int, Client], *, rounds: int, bits: int = 16
 ) -> Generator[Round, None, dict[int, ClientState]]:
-    """Train ``server.state`` under CKKS, yielding each round; return each client's private state.
+    """Train ``server.state`` under CKKS encryption, yielding each round; return each client's private state.
 
-    Each client multiplies its update by its share of the round's examples and divides each tensor by the largest
-    absolute value over all clients; shares and largest values are sent in the clear, the quotients encrypted, with
-    ``bits`` bits. The clients share the secret key and decrypt the sum into ``server.state``, which the server itself
-    does not learn. ``UserError`` if TenSEAL is missing, a setting is out of range, or all clients of a round failed.
+    The server adds updates that it can't decrypt; the clients share the secret key. Each tensor is divided by the
+    largest absolute value over all clients, and encrypted with ``bits`` bits. Largest values and the clients' shares of
+    the examples travel in the clear. ``UserError`` if TenSEAL is missing, a setting is out of range, or all clients
+    failed.
     """
     keys = KeyHolder()
     adder = Adder(keys.public_context())

@@ -110,8 +110,8 @@ class Client:
         indices: (n,) indices of this client's examples.
         model: architecture; its values are not used.
         seed: source of this client's random streams, with ``id``. A number makes it a simulation: anyone who knows it
-            can repeat every draw and remove the noise. By default a secret is drawn, as a deployed client needs; each
-            upload then has new streams. Private layers in a Flower app need a stored secret (``flower.node_secret``).
+            can repeat every draw and remove the noise. By default a new secret, as a deployed client needs. Private
+            layers in a Flower app need a stored secret (``flower.node_secret``).
         audit_seed: public number that decides which batches of a deployed client are attacked in an audit.
         threads: CPU threads, which affect the last bits of results.
         test: examples on which a client with a private part tests its own model; ``None`` takes its training examples.
@@ -137,7 +137,10 @@ class Client:
             object.__setattr__(self, "seed", Secret.draw())
 
     def update(self, sent: ModelState, state: ClientState, *, round: int) -> training.LocalResult:
-        """Train on the client's examples; return the upload. ``RefusedModelError`` if ``guard`` rejects the model."""
+        """Train on the client's examples; return the upload.
+
+        ``RefusedModelError`` if the client's check of received models, ``guard``, rejects ``sent``.
+        """
         looked = self._look(sent, state)
         result = self.do(self.training_work(state, round=round), sent, state)
         if self.guard:
@@ -168,7 +171,7 @@ class Client:
     def probe(
         self, sent: ModelState, state: ClientState, *, round: int, probe: int, batch_size: int
     ) -> training.LocalResult:
-        """Return the upload from batch number ``probe`` of the client's examples alone, without changing ``state``.
+        """Return the upload from the client's batch number ``probe`` alone, without changing ``state``.
 
         ``UserError`` if batch norm in training mode has only one value to normalize, or ``guard`` rejects the model.
         """
@@ -185,9 +188,9 @@ class Client:
             raise
 
     def victim_batch(self, probe: int, batch_size: int, state: ClientState | None = None) -> Batch:
-        """Return batch number ``probe`` (B, ...), from 0, of the client's disjoint batches that an audit attacks.
+        """Return the client's batch number ``probe`` (B, ...), from 0, of those disjoint batches that an audit attacks.
 
-        The batches are the same in every round. ``state``: has the defense's substitutes for the examples, if any.
+        They are the same in every round. ``state``: holds the defense's substitutes for the client's examples, if any.
         """
         own = self._own(ClientState() if state is None else state)
         return own.batch(self._probed(probe, batch_size, own.number))

@@ -63,7 +63,7 @@ def _quota(folder: Path) -> float | None:
 
 
 class Tally:
-    """Number of finished victims, summed over the parts of a parallel attack."""
+    """Number of attacked examples finished so far, summed over the processes of an attack."""
 
     def __init__(self) -> None:
         self._done: dict[int, float] = {}

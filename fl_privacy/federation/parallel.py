@@ -285,12 +285,9 @@ def attack_by_all_cores(
 ) -> list[Reconstruction]:
     """Attack all ``observations`` in parts by several processes; see ``federation.processes.in_processes``.
 
-    The parts, and so the result, do not depend on ``processes``.
-
-    Args:
-        attack: attack whose random numbers depend on ``seed`` and a victim's id alone.
-        threads: CPU threads of each process; ``None`` takes one, or PyTorch's for a single part.
-        processes: largest number of processes; ``None`` takes all cores.
+    The parts, and so the result, do not depend on ``processes``, the largest number of processes (``None``: all cores).
+    ``attack`` must draw random numbers by ``seed`` and a victim's id alone. ``threads``: CPU threads of each process;
+    ``None``: 1, or PyTorch's default if there is a single part.
     """
     devices = {str(getattr(one, "device", None) or "cpu") for one in (attack, getattr(attack, "attack", attack))}
     devices |= {str(value.device) for one in observations[:1] for value in one.upload.tensors.values()}

@@ -60,11 +60,8 @@ def worker_processes(
 ) -> Iterator[Any]:
     """Yield loky's executor of ``number`` processes; later calls with the same arguments reuse the processes.
 
-    Args:
-        threads: CPU threads of each process.
-        environment: variables that differ from this process's.
-        sharers: number of processes among which the memory is divided.
-        prepare: function that each process calls at its start.
+    ``threads``: CPU threads of each process. ``environment``: variables that differ from this process's. ``sharers``:
+    number of all processes that divide the machine's memory. ``prepare``: function called at a process's start.
     """
     from loky import get_reusable_executor  # noqa: PLC0415
 
@@ -125,12 +122,10 @@ def in_processes(
 ) -> list[R]:
     """Compute all of ``parts`` and return their results in order; the first error of a part is raised.
 
-    Args:
-        parts: independent parts with their own seeds.
-        weights: relative work of the parts.
-        processes: most processes including this one; ``None`` takes as many as there are cores for ``threads`` each.
-        threads: CPU threads of each process; they affect the last bits.
-        report: callback with the finished share of all work, in [0, 1].
+    ``parts``: independent parts with their own seeds. ``weights``: relative work of the parts. ``processes``: most
+    processes including this one; ``None`` takes as many as there are cores for ``threads`` each. ``threads``: CPU
+    threads of each process; they affect the last bits. ``report``: callback with the finished share of all work, in [0,
+    1].
     """
     most = max(1, usable_cores() // threads) if processes is None else processes
     with cpu_threads(threads), temporary_folder("fl-privacy-work-") as folder:

@@ -30,8 +30,8 @@ class _EnoughError(Exception):
 class Replay:
     """Repetition of a simulated client's upload ``victim``, to get the attacks' ground truth.
 
-    ``sent``: model that the client was sent. ``state``: its state before the upload; gets the examples that the defense
-    makes. ``batch_size``: number of examples of a probe (an upload from one batch, for attacks).
+    ``sent``: model that the client was sent. ``state``: its state before the upload, to which examples made by the
+    defense are added. ``batch_size``: number of examples of a probe (an upload from one batch, for attacks).
     """
 
     client: Client

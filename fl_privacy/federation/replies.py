@@ -121,7 +121,7 @@ def expect_sound(values: Tensors) -> None:
 
 @dataclass(frozen=True)
 class Sorted:
-    """A round's usable and excluded replies."""
+    """A round's usable and excluded replies, with what the next round needs to exclude others."""
 
     usable: Mapping[int, Upload]  # by client, in ascending order
     weights: tuple[int, ...]  # number of examples as which each usable reply counts
@@ -141,7 +141,7 @@ def sort_out(
 
     A reply is excluded if it is a ``Failure`` or :func:`fault` finds a reason. If three or more are left, a reply is
     also excluded if the norm of its change exceeds ``factor`` times the larger of two medians: this round's and
-    ``usual``, the largest of earlier rounds. Parameters, floating-point buffers and counters are compared separately. A
+    ``usual``, the largest of earlier rounds. This is done by kind: parameters, floating-point buffers, counters. A
     client's number of examples is capped at ``factor`` times the lower median. ``shares``: see ``LocalPlan``.
     """
     largest = dict(usual or {})

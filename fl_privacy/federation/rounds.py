@@ -41,10 +41,10 @@ class Audit:
 
     Attributes:
         rounds: intercepted rounds, from 1.
-        uploads: ``probe``: extra uploads of ``batch_size`` examples each, defended, as if the client had no others (the
-            papers' setting). ``update``: updates that train the model. ``both``: updates and all probes.
+        uploads: ``probe``: extra defended uploads, each from ``batch_size`` examples as if the client had no others
+            (the papers' setting). ``update``: updates that train the model. ``both``: updates and all probes.
         clients: clients whose updates are intercepted under ``update``; ``both`` takes all.
-        listens: ``True`` if updates are also intercepted under ``probe``.
+        listens: ``True`` also intercepts the updates that train the model under ``probe``.
     """
 
     rounds: frozenset[int] = frozenset()
@@ -163,7 +163,7 @@ class Round:
 
 
 def unobserved(work: Callable[[], RoundReport]) -> Steps:
-    """Return a round as a generator that yields no uploads and returns the report of ``work``, which runs it."""
+    """Wrap ``work``, which runs a whole round and returns its report, as a generator that yields no uploads."""
     return work()
     yield
 
@@ -200,7 +200,7 @@ def plain_rounds(
     """Train ``server.state`` in rounds ``first`` to ``rounds``, yielding each; return each client's private state.
 
     ``audit``, ``interceptor``: choice and recorder of the attacked uploads. ``states``: client states of a stopped
-    training to continue; the server then has no record of usual norms (``Sorted.usual``).
+    training to continue; the server then has forgotten earlier norms, by which it excludes outliers.
     """
     states = {client: ClientState() if states is None else states[client] for client in clients}
     with freed_memory_kept():
@@ -263,7 +263,7 @@ def finish_round(
 
 
 def with_personalized(report: RoundReport, ends: Mapping[int, Personalized | Failure]) -> RoundReport:
-    """Add the personalization's seconds and mean evaluation to ``report``; log failures. ``ends``: clients' results."""
+    """Add the mean evaluation and seconds of personalization to ``report``. ``ends``: results, or failures to log."""
     for client, end in ends.items():
         if isinstance(end, Failure):
             logger.warning("Client %d did not end round %d: %s", client, report.round, end.reason)

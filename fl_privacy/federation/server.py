@@ -41,8 +41,8 @@ class ServerPlan:
         lr: server's step along the aggregated gradient (downhill) or delta.
         optimizer: rule of that step.
         noise: standard deviation of Gaussian noise on each value of the mean; it does not protect from the server.
-        norm_factor: multiple of the largest median norm so far above which a reply is excluded (if there are three or
-            more); also limits a client's number of examples, relative to their median.
+        norm_factor: largest norm of a reply, in multiples of the largest of the rounds' median norms, if a round has
+            three or more replies. Also limits a client's number of examples, relative to their median.
     """
 
     aggregation: Literal["mean", "round_robin"] = "mean"
@@ -64,8 +64,7 @@ class ServerPlan:
 class Server:
     """A federation's server: global model and aggregation.
 
-    ``heard``: callback that gets the mean reply of each round with a model altered by ``tamper``, or without
-    ``tamper``, of every round.
+    ``heard``: callback that gets the mean reply of every round; with ``tamper``, only of rounds whose model it altered.
     """
 
     state: ModelState  # global model; replaced, never changed in place
@@ -104,9 +103,9 @@ class Server:
     ) -> dict[int, str]:
         """Update the global model from the usable replies; return the reasons of excluded replies, by client.
 
-        After a round in which the server altered the sent model (``tamper``), the model only changes if ``learns`` is
-        set. ``behind``: number of examples of each client, if the only reply is the clients' secure sum. ``UserError``
-        if no reply is usable, except if all clients refused the model.
+        After a round with an altered model (``tamper``), the model only changes if ``learns`` is ``True``. ``behind``:
+        client -> number of examples, if the only reply is the clients' secure sum. ``UserError`` if no reply is usable,
+        except if all clients refused the model.
         """
         found = sort_out(replies, self.state, self.local_plan.shares, factor=self.plan.norm_factor, usual=self._usual)
         self._usual = found.usual
@@ -160,7 +159,7 @@ class Server:
 
 
 def mean_change(mean: Upload, sent: Tensors, plan: LocalPlan) -> Tensors:
-    """Return the change that a mean upload makes to each of the values ``sent``; a gradient is negated."""
+    """Convert a mean upload into a change of the values ``sent``; ``plan`` says if it holds weights or gradients."""
     steps = {n: t.to(sent[n].dtype) for n, t in mean.tensors.items()}
     if plan.shares == "weights":
         return {n: t - sent[n] for n, t in steps.items()}
@@ -180,7 +179,7 @@ def weighted_mean(tensors: Sequence[Tensors], weights: Sequence[int]) -> dict[st
 
 
 def upload_bytes(upload: Upload) -> int:
-    """Return the bytes of an upload's tensors, encoded by ``defenses.encoding`` where that saves bytes."""
+    """Return the size of an upload in bytes, with each tensor in its shorter encoding (``defenses.encoding``)."""
     return encoded_bytes(upload.tensors) + sum(b.numel() * b.element_size() for b in upload.buffers.values())
 
 
@@ -189,7 +188,7 @@ _NOT_ASKED = -100  # label of a position without a next token
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy in [0, 1] and cross entropy, as means over examples or texts' next tokens; and number of examples."""
+    """Result of a test: accuracy in [0, 1], cross entropy (both means over examples or tokens), number of examples."""
 
     accuracy: float
     loss: float

@@ -51,9 +51,9 @@ class ServerSteps:
         return mean if self.rule.name == "sgd" else {n: self._advance(n, t) for n, t in mean.items()}
 
     def mean_behind(self, step: Tensors) -> Tensors:
-        """Return the mean update that led to the model's change ``step``, in double precision, up to its rounding.
+        """Return the mean update that caused the model's change ``step``, in double precision and up to rounding.
 
-        After the first step of Adam or Yogi, only the sign of values far above ``tau`` is known.
+        After the first step of Adam or Yogi, values far above ``tau`` are known only by their sign.
         """
         found = {n: t.double() for n, t in step.items()}
         if self.rule.name != "sgd":

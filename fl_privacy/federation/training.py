@@ -20,10 +20,10 @@ from fl_privacy.progress import counted
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
 
 
-class LazyGradients(Mapping[str, Tensor]):
-    """Mapping from parameter name to the gradient of one step's mean loss.
+class StepGradients(Mapping[str, Tensor]):
+    """Mapping from parameter name to gradient of one step's mean loss.
 
-    They are computed on construction. If the defense computes gradients itself, access raises ``UserError`` instead.
+    Access raises ``UserError`` if the defense computes the gradients itself.
     """
 
     def __init__(self, step: LocalStep, defense: Defense) -> None:
@@ -110,7 +110,7 @@ def store_private(values: ModelState, sent: ModelState, state: ClientState) -> N
 
 
 def private_values(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """Return a client's private values: those kept in ``state`` by an earlier round, else the model's."""
+    """Return the values that stay with a client: those stored in ``state`` by an earlier round, else ``model``'s."""
     joined = join_private(model, sent, state)
     return ModelState(
         {name: p for name, p in joined.parameters.items() if name not in sent.parameters},
@@ -123,7 +123,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalResult:
-    """A client's upload, with its loss, seconds and bytes.
+    """A client's upload, with training loss, duration in seconds and size in bytes.
 
     ``train_loss``: mean over the local steps; NaN under a defense that promises differential privacy, since an exact
     loss would leak. ``defense_seconds``: duration of the defense's hooks, except for those that change the loss.
@@ -163,12 +163,10 @@ def local_update(
 ) -> LocalResult:
     """Train on ``batches``, one defended step each, and return the upload.
 
-    Args:
-        sent: model's values; not changed.
-        num_examples: number of distinct examples in ``batches``.
-        state: client's state, to which private parameters and the defense's values are written.
-        rng: generator that only the defense draws from.
-        private_rng: generator for the initial values of parameters that stay with the client; the same in each round.
+    ``sent``: model's values; not changed. ``num_examples``: number of distinct examples in ``batches``. ``state``:
+    client's state, to which private parameters and the defense's values are written. ``rng``: generator that only the
+    defense draws from. ``private_rng``: generator for the initial values of parameters that stay with the client; the
+    same in each round.
     """
     started, timed = time.perf_counter(), Stopwatch()
     for model_hook in defense.model:
@@ -230,7 +228,7 @@ def take_steps(
         for data_hook in defense.data:
             batch = timed(data_hook, batch, state, rng)  # noqa: PLW2901
         step = replace(first, sent=ModelState(parameters, buffers), batch=batch, losses=[])
-        plain = LazyGradients(step, defense)
+        plain = StepGradients(step, defense)
         shared = plain.only(frozenset(public) - first.held)
         for gradient_hook in defense.gradient:
             shared = timed(gradient_hook, shared, step)

@@ -181,7 +181,7 @@ def answered(records: RecordDict) -> dict[str, int]:
 
 
 def expect_later(counted: Mapping[str, int], kind: str, round: int) -> None:
-    """Raise ``UserError`` unless ``round`` is after the last answered one of this message ``kind`` in ``counted``."""
+    """Raise ``UserError`` unless ``round`` is after ``counted[kind]``, the last answered round of such messages."""
     if round <= (last := counted.get(kind, -1)):
         raise UserError(
             f"A message of a round after {last} is expected, but got one of round {round}: it was answered before,"
@@ -205,7 +205,7 @@ def remember_answer(records: RecordDict, kind: str, round: int) -> None:
 
 
 class ContextMemory:
-    """Client state in Flower's ``context.state``, lost at a restart; ``once`` refuses rounds that were answered."""
+    """Client state in Flower's ``context.state``, lost at a restart; with ``once``, each round is answered once."""
 
     def __init__(self, records: RecordDict, *, once: bool = False) -> None:
         self.records: RecordDict = records

@@ -32,10 +32,9 @@ IDLE_SECONDS = 300.0  # seconds without a message after which a run's waiting pr
 class Cell:
     """A ``ClientApp`` in an isolated process that is started on demand.
 
-    Args:
-        app: reference ``package.module:attribute``; empty only to test whether the system can isolate apps.
-        bundle: archive with the app's code; each message then gets a new process. ``None`` for an installed app.
-        packages: folder of the packages that the bundle needs.
+    ``app``: reference ``package.module:attribute``; empty only to test whether the system can isolate apps. ``bundle``:
+    archive with the app's code; each message then gets a new process. ``None`` for an installed app. ``packages``:
+    folder of the packages that the bundle needs.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Cell:
         return held
 
     def open(self) -> Isolation:
-        """Start the process, which then loads the app; return its isolation. ``UserError`` if less than required."""
+        """Start the process, which then loads the app; return its isolation. ``UserError`` if this is too weak."""
         self.close()
         limits, bundled = self.limits, self.bundle is not None
         more = () if self.packages is None else (str(self.packages),)
@@ -174,7 +173,7 @@ class Bundles:
         probe.close()
 
     def answer(self, message: Message, context: Context, brought: Brought) -> Message | None:
-        """Return the reply of the app in ``brought``; ``None`` if the message must wait for approval or its turn."""
+        """Let the run's own app (sent as ``brought``) answer; ``None`` if the message has to wait, as for approval."""
         number, run, origin = message.metadata.message_id, str(context.run_id), Origin()
         try:
             if (held := self._held.pop(number, None)) is None:
@@ -234,7 +233,7 @@ class Bundles:
         return cell
 
     def rest(self) -> None:
-        """Replace each process that has answered by a fresh one; end those long unused or of revoked runs."""
+        """Between messages, replace processes that have answered; end those long unused or no longer allowed."""
         for run in self._answered & self._cells.keys() - self._working:
             cell, _ = self._cells[run]
             self._cells[run] = cell, time.monotonic()

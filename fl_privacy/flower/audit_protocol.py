@@ -32,7 +32,7 @@ class ProbedImages:
 
 
 def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
-    """Build the content of a message that asks for the upload of batch ``probe`` alone, with ``message``'s model."""
+    """Copy the content of ``message``, and add a request for the upload of batch ``probe`` alone."""
     records = message.content.config_records
     name = next(iter(records), PROBE)
     asked = {**records.get(name, {}), _ASKED_NUMBER: probe, _ASKED_SIZE: batch_size}
@@ -40,7 +40,10 @@ def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
 
 
 def asked_probe(content: RecordDict) -> tuple[int, int] | None:
-    """Return number and size of the batch whose upload (a probe) a message asks for; ``UserError`` if out of range."""
+    """Return (index, size) of the batch whose upload (a probe) a message asks for, or ``None``.
+
+    ``UserError`` if either number is out of range.
+    """
     record = next((each for each in content.config_records.values() if _ASKED_NUMBER in each), None)
     if record is None:
         return None
@@ -61,7 +64,7 @@ def introduce(reply: RecordDict, context: Context) -> None:
 
 
 def state_images(reply: RecordDict, images: ProbedImages) -> None:
-    """Add to ``reply`` which of the client's images are behind a probe's upload: fingerprints and normalization."""
+    """Add to ``reply`` which images a probe's upload was computed from: their fingerprints and normalization."""
     content: dict[str, str | list[float]] = {_FINGERPRINTS: json.dumps(list(images.fingerprints))}
     if images.normalization is not None:
         content |= {_MEAN: list(images.normalization.mean), _STD: list(images.normalization.std)}
@@ -69,7 +72,7 @@ def state_images(reply: RecordDict, images: ProbedImages) -> None:
 
 
 def stated_images(reply: RecordDict) -> ProbedImages | None:
-    """Return the images described by ``state_images``; ``None`` if missing or malformed."""
+    """Return the fingerprints and normalization in ``reply``, as added by ``state_images``; ``None`` if malformed."""
     record = reply.config_records.get(PROBED)
     if record is None:
         return None
@@ -118,7 +121,7 @@ def stated_defense(reply: RecordDict) -> Description:
 
 
 def merged_config(context: Context, content: RecordDict) -> dict[str, object]:
-    """Return the run config updated by the message's config records, without the keys that ask for a probe."""
+    """Return the run config, updated by the message's config records, but without an audit's request for a probe."""
     merged: dict[str, object] = dict(context.run_config)
     for record in content.config_records.values():
         merged.update(record)

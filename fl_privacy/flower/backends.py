@@ -66,7 +66,10 @@ def _emptied(seen: deque[Observation]) -> Iterator[Observation]:
 def rounds_in_process(
     server: Server, source: ClientSource, *, rounds: int, audit: Audit, interceptor: Interceptor
 ) -> Generator[Round, None, dict[int, ClientState]]:
-    """Train with all Flower nodes in this process, as ``rounds_on_grid``, yielding rounds; return clients' states."""
+    """Train with all Flower nodes in this process, yielding rounds; return the clients' states.
+
+    ``audit``, ``interceptor``: choice and recorder of the attacked uploads.
+    """
     grid = LocalGrid(server.clients, simulated_client_app(source()))
     yield from rounds_on_grid(grid, server, rounds=rounds, audit=audit, interceptor=interceptor)
     return _kept(grid)
@@ -87,13 +90,10 @@ def rounds_on_ray(
     """Train ``server.state`` with clients in Ray's processes, yielding each round; return each client's state.
 
     Ray starts on the loopback interface and stops at the end, unless RAY_ADDRESS or a running Ray is used.
+    ``num_gpus``: share of a GPU reserved for a process. ``actors``: largest number of processes; ``None`` takes what
+    the resources allow. ``timeout``: seconds for one message, after which a process is ended and its client excluded.
     ``UserError`` if no process fits into the machine, or as in ``rounds_on_grid``, which explains ``audit`` and
     ``interceptor``.
-
-    Args:
-        num_gpus: share of a GPU reserved for a process.
-        actors: largest number of processes; ``None`` takes what the resources allow.
-        timeout: seconds for one message, after which a process is ended and its client excluded.
     """
     expect_package("ray", "backend=ray")
     from fl_privacy.flower.ray_nodes import ray_grid  # noqa: PLC0415

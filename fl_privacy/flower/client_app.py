@@ -30,14 +30,15 @@ def numpy_client_app(
 ) -> ClientApp:
     """Build a ClientApp that answers with a ``NumPyClient``.
 
-    It answers ``train``, ``evaluate``, ``evaluate.personalize``, ``query`` and ``query.examples``, with records named
-    as in the request. An exception becomes an error reply of one line; metrics that are not numbers stay on the node.
-    Outside of a simulation, clients that defend themselves answer a round once, also after a restart.
+    It answers ``train``, ``evaluate``, ``evaluate.personalize`` (train private layers), ``query`` and
+    ``query.examples`` (facts about the client), with records named as in the request. An exception becomes an error
+    reply of one line; metrics that are not numbers stay on the node. Outside of a simulation, clients that defend
+    themselves answer a round once, also after a restart.
 
     Args:
         audited: ``True``, or a predicate of the context, if the app also answers ``train.probe``, by which a server
             gets uploads of small batches as often as it likes. This is unsafe if the data need protection.
-        simulated: predicate, ``True`` if clients draw from a seed that the server knows; ``query`` reports it.
+        simulated: predicate, ``True`` if the server knows the clients' seed; ``query`` reports it.
     """
     app = ClientApp(mods=list(mods))
 

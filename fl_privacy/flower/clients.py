@@ -39,9 +39,10 @@ class PrivacyClient(NumPyClient):
     """A client of this package behind Flower's ``NumPyClient`` interface.
 
     Arrays come in the order of the model's ``state_dict`` or of ``config["names"]``; the reply names its arrays in
-    ``metrics["names"]``. With ``plan.shares="weights"`` it works under any stock Flower strategy. All draws come from
-    the client's ``seed``: a secret such as ``node_secret(context)``, or a number in a simulation. ``memory`` stores
-    private state and answered rounds: ``context.state``, which a restart empties, or ``node_memory(context)``.
+    ``metrics["names"]``. If it uploads weights (``plan.shares="weights"``), it works under any stock Flower strategy.
+    All draws come from the client's ``seed``: a secret such as ``node_secret(context)``, or a number in a simulation.
+    ``memory`` stores private layers and which rounds were answered: ``context.state``, which a restart empties, or
+    ``node_memory(context)``.
 
     Example:
         class QuantizingClient(PrivacyClient):
@@ -75,16 +76,19 @@ class PrivacyClient(NumPyClient):
         return [records.to_array(values[name]) for name in self._public_names()]
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
-        """Train in the round ``config["server-round"]`` and return the arrays that the plan shares.
+        """Train in the round ``config["server-round"]`` and return the arrays to upload.
 
-        ``UserError`` if the model does not fit or is not finite, the round was answered, or the training failed.
+        ``UserError`` if the model does not fit or is not finite, this round was answered before, or training failed.
         """
         round, sent = self._round(config), self._sent(parameters, config)
         update = partial(self.wrapped.update, sent, round=round)
         return self._reply(self._counted(["train"], self._message_number(config), update))
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
-        """Return the upload of batch ``config["victim"]``, from 0, alone, of ``config["batch-size"]`` examples."""
+        """Return the upload from a single batch of the client's examples.
+
+        ``config["victim"]``: number of the batch, from 0. ``config["batch-size"]``: examples in a batch.
+        """
         images = records.images_of_probe(config.get(records.VICTIM), config.get(records.BATCH_SIZE))
         round, sent = self._round(config), self._sent(parameters, config)
         number, size = _integer(config, records.VICTIM), _integer(config, records.BATCH_SIZE)
@@ -96,9 +100,9 @@ class PrivacyClient(NumPyClient):
         return self._reply(self._counted(images, round, work))
 
     def personalize(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
-        """End the round: train the private part on the new model, and test both together if ``config["test"]``.
+        """End the round: train the private part on the new model; return loss, number of examples and metrics.
 
-        A deployed client that promises differential privacy does not test.
+        The whole model is tested if ``config["test"]`` is set, unless a deployed client promises differential privacy.
         """
         round, test = self._round(config), bool(_integer(config, records.TEST)) and not self._keeps_figures
         work = partial(self.wrapped.personalize, self._sent(parameters, config), round=round, test=test)
@@ -245,7 +249,7 @@ class MaskableClient(PrivacyClient):
         self.clip = clip
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
-        """Train as ``PrivacyClient`` does; ``UserError`` also if a value exceeds ``clip`` and can't be masked."""
+        """Train as ``PrivacyClient`` does; ``UserError`` also if a value exceeds ``clip``."""
         arrays, num_examples, metrics = super().fit(parameters, config)
         named = dict(zip(json.loads(str(metrics[NAMES])), arrays, strict=True))
         masked = {name: np.atleast_1d(array) for name, array in named.items() if array.dtype.kind == "f"}
@@ -264,7 +268,7 @@ class MaskableClient(PrivacyClient):
                 )
 
     def _message_number(self, config: Config) -> int:
-        """Return the number of the attempt in place of the round, since SecAgg+ may repeat a failed round."""
+        """Return the server's count of attempts instead of the round, since SecAgg+ may repeat a failed round."""
         number = _integer(config, ATTEMPT)
         if self.last_round is not None and number > MOST_ATTEMPTS * max(1, self.last_round):
             raise UnfitMessageError(

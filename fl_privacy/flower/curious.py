@@ -60,13 +60,12 @@ class Sane(StrategyAround):
     """Strategy that passes only usable replies on to ``strategy``, and logs why it leaves out others.
 
     It is for strategies that average weights, such as Flower's ``FedAvg``. A reply is left out if its arrays differ
-    from those sent (names, dtype, shape), are not finite or have negative variances; if its change has a norm over
-    ``factor`` times the largest median so far (of rounds with three or more replies); or if its metrics are not finite
-    or have other names than most clients'. A client's number of examples is capped at ``factor`` times the median.
-    ``HonestButCurious(Sane(FedAvg()), ...)`` still sees every reply.
+    from those sent (names, dtype, shape), are not finite or have negative variances; if its change is too large; or if
+    its metrics are not finite or have other names than most clients'. A strategy around it still sees every reply.
 
     Attributes:
-        factor: largest multiple of the median, above 1; ``math.inf`` leaves out no large update.
+        factor: largest norm of a change, above 1, in multiples of the largest of the rounds' medians; a round counts if
+            it has three replies. Also limits a client's number of examples.
         weighted_by: name of the metric with a client's number of examples.
         excluded: reasons by round and node for the training replies left out.
     """
@@ -182,7 +181,7 @@ KEPT = "fl-privacy.own-norms"  # record of a client's state: batch norm of its l
 
 
 def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, context: Context) -> None:
-    """If ``reply`` shows that a client keeps its batch norm (FedBN), store these layers' values in the context."""
+    """If ``reply`` to ``sent`` shows that a client keeps its batch norm (FedBN), store these layers in the context."""
     norms = norm_names(model)
     before, after = _by_name(sent), _by_name(reply)
     if not norms or not norms <= after.keys() or before.keys() != after.keys():
@@ -218,7 +217,7 @@ class HonestButCurious(StrategyAround):
 
     Attributes:
         interceptor: recorder of the uploads.
-        states: private state of simulated clients, for an interceptor with side information.
+        states: private states of simulated clients, for an interceptor that gives attackers inside knowledge.
         audit: uploads to capture. A client's number is the partition it reports, else the rank of its node's id. A
             partition belongs to the first node that reports it, until that node leaves.
         problems: reasons for missing captures, with counts.
@@ -324,9 +323,9 @@ class _TappedGrid(RelayGrid):
 
 @dataclass(eq=False)
 class Malicious(StrategyAround):
-    """Strategy that sends each client a model that ``attack`` crafts from the one of ``strategy``.
+    """Strategy that sends each client a model that ``attack`` crafts from the model of ``strategy``.
 
-    ``HonestButCurious`` around it captures the replies as observations, for the attack's ``read``::
+    ``HonestButCurious`` around it captures the replies, from which the attack reconstructs examples::
 
         HonestButCurious(Malicious(FedAvg(), attack, model), interceptor, audit)
 
@@ -335,6 +334,7 @@ class Malicious(StrategyAround):
 
     Attributes:
         attack: attack, fitted to public images if it needs them.
+        model: architecture of the clients' model.
         rounds: attacked rounds; ``None`` for all.
     """
 

@@ -53,8 +53,7 @@ CLASSIC = (
 def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
     """Return the DP claim of a mod or strategy of Flower, with facts such as its noise; ``None`` for other objects.
 
-    A mod's claim and noise are those against the server, a strategy's those against receivers of the model. ``rounds``:
-    number of rounds of the training.
+    A mod's claim protects from the server, a strategy's from receivers of the model. ``rounds``: number of rounds.
     """
     if isinstance(subject, LocalDpMod):
         if subject.epsilon and 0 < subject.delta < 1:  # the mod's own formula
@@ -139,13 +138,11 @@ def mechanism_of_strategy(
 ) -> ByRound:
     """Return a function from one client's update to ``clients`` times the change that ``strategy`` makes to the model.
 
-    The other clients reply with the arrays that they received. Each reports one example, so that the result is the sum
-    of the updates. With adaptive clipping, it has a key ``clipping_norm``: the logarithm of the next norm.
+    The other clients reply with the arrays that they received. All clients report one example, so that the result is
+    the sum of the updates. With adaptive clipping, it has an entry ``clipping_norm``: the logarithm of the next norm.
 
-    Args:
-        strategy: a strategy, or, if it changes between rounds (adaptive clipping), a function that makes one.
-        clients: number of clients that reply in a round, at least 1.
-        mods: mods of each client, such as ``fixedclipping_mod`` if clients clip.
+    ``strategy``: a strategy, or, if it changes between rounds (adaptive clipping), a function that makes one. ``mods``:
+    mods of each client, such as ``fixedclipping_mod`` if clients clip.
     """
     checks.whole("clients", clients, at_least=1, example=10)
     identify_process()
@@ -183,7 +180,7 @@ def mechanism_of_strategy(
 
 
 class _Records:
-    """Cache of the Flower records of the last update, whose making takes longer than a reply."""
+    """Cache of the last update as Flower records, since the conversion takes longer than the rest of a call."""
 
     def __init__(self) -> None:
         self._update: Tensors | None = None

@@ -66,9 +66,8 @@ class Gate:
     :class:`Cell`: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 
     ``policy``: a policy, its file, or the name of a packaged one. ``name``: name of the app in the ledger, the file
-    that records each message and its privacy cost. ``UserError`` if the policy can't be read, or its ledger can't be
-    trusted. ``refused`` holds the last refusals as pairs of reason (see ``site.gate.rules.REASONS``) and detail;
-    ``left_out`` counts dropped parts of replies.
+    that records each message and its privacy cost. ``UserError`` if either file is unusable. ``refused``: last refusals
+    as pairs of reason (see ``site.gate.rules.REASONS``) and detail. ``left_out``: counts of dropped parts of replies.
     """
 
     def __init__(self, policy: SitePolicy | str | Path, *, name: str = "") -> None:
@@ -95,7 +94,6 @@ class Gate:
     def __call__(
         self, message: Message, context: Context, call_next: ClientAppCallable, origin: Origin | None = None
     ) -> Message:
-        """Return the reply to ``message``: the allowed part of the app's reply, or an error of one line."""
         started, asked, kind = time.monotonic(), list[bool](), plain_kind(str(message.metadata.message_type))
 
         def app(message: Message, context: Context) -> Message:
@@ -156,7 +154,7 @@ class Gate:
         return flower_records(released)
 
     def _instead(self, message: Message, error: Exception, *, asked: bool) -> RecordDict | Error:
-        """Return an error of one line or, if the app did run (``asked``), noise, so that being refused is no signal."""
+        """Return an error of one line or, if the app has run (``asked``), noise by which the refusal stays hidden."""
         said, kind = self._refusal(error), str(message.metadata.message_type)
         if not asked or _reason(error) in UNCOUNTED:
             return said
@@ -245,7 +243,7 @@ def _remember(held: "OrderedDict[int, Any]", run: int, value: Any, size: Callabl
 
 
 def plain_records(content: RecordDict) -> Records:
-    """Convert a message's Flower records to ``Records``."""
+    """Convert Flower records to the gate's own type, without Flower's classes."""
     arrays: dict[str, dict[str, RawArray]] = {}
     for name, record in content.array_records.items():
         arrays[name] = {key: RawArray(a.dtype, tuple(a.shape), a.stype, a.data) for key, a in record.items()}
@@ -274,7 +272,7 @@ def flower_records(records: Records) -> RecordDict:
 
 
 def defend_records(name: str, options: Mapping[str, Any]) -> Defend:
-    """Return a function (received, released) -> records that applies a defense's upload hooks.
+    """Return a function (received, released records) -> records to send, which applies a defense's upload hooks.
 
     The hooks get the change from received to released floating-point arrays, including statistics, and use the
     operating system's randomness. ``UserError`` if there is no such defense or option, if it changes the training

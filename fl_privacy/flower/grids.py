@@ -51,7 +51,7 @@ class MaskedReplies:
         return cls(masked, {name: t for name, t in values.items() if name not in masked}, most)
 
     def fault(self, sent: Mapping[str, Any], reply: RecordDict, nodes: Collection[int]) -> str | None:
-        """Return why ``reply`` is unusable, or ``None``; ``sent``: record that it answers, ``nodes``: all node ids."""
+        """Return why ``reply`` to the message ``sent`` is unusable, or ``None``; ``nodes``: all node ids."""
         got = reply.config_records.get(RECORD_KEY_CONFIGS)
         if got is None:
             return "it has no record of the protocol"
@@ -262,7 +262,7 @@ NOT_COUNTED = "its reply does not count"
 
 
 class Traffic(RelayGrid):
-    """A grid that records what the server receives, and refuses replies that do not have the ``expected`` form."""
+    """A grid that records what the server receives, and refuses replies whose arrays differ from ``expected``."""
 
     def __init__(self, grid: Grid, nodes: Mapping[int, int]) -> None:
         super().__init__(grid)

@@ -54,7 +54,7 @@ class OpacusWatch:
 
     @property
     def bare_steps(self) -> int:
-        """Return the number of observed steps that changed the upload without Opacus' optimizer."""
+        """Return the number of observed steps that changed uploaded values without Opacus' noise."""
         if self.multipliers:
             return self.on_model
         moved = not all(map(torch.equal, self._before, self._parameters.values()))
@@ -63,8 +63,8 @@ class OpacusWatch:
     def verdicts(self, asked: DpCheckRequest, *, rounds: int) -> list[ClaimVerdict]:
         """Return two checks: of the epsilon that Opacus reports, and of the noise in one step.
 
-        ``asked``: the claim to check, and settings of the test. ``rounds``: number of rounds; their epsilons add up,
-        since each makes a new accountant.
+        ``asked``: the claim to check, and settings of the test. ``rounds``: number of rounds; each has its own
+        accountant, so that the true epsilon is that of all rounds together.
         """
         if self.optimizer is None:
             return []

@@ -28,7 +28,7 @@ LOSSES = 2  # number of times a message is given to another actor because its ma
 
 
 class ClientProcess:
-    """Ray actor that serves clients. Its first message builds the app from ``source``, to report errors as a reply."""
+    """Ray actor that serves clients. It builds the app from ``source`` at the first message, to reply any error."""
 
     def __init__(self, source: list[Any]) -> None:
         self._source = source
@@ -48,11 +48,9 @@ class ClientProcess:
 class RayGrid(LocalGrid):
     """Grid whose nodes are served by Ray actors; each node's context travels with its message.
 
-    Args:
-        capacity: function that counts the actors fitting into the cluster.
-        actors: number of actors; a dead one is replaced if there is room. Its message gets an error, or goes to
-            another actor if the machine is gone.
-        timeout: seconds for one message, after which the actor is ended and replaced.
+    ``capacity``: function that counts the actors fitting into the cluster. ``actors``: number of actors; a dead one is
+    replaced if there is room, and its message gets an error, or goes to another actor if the machine is gone.
+    ``timeout``: seconds for one message, after which the actor is ended and replaced.
     """
 
     def __init__(
@@ -136,7 +134,7 @@ class RayGrid(LocalGrid):
         return reply
 
     def _lost(self, errand: "_Errand", error: Exception) -> bool:
-        """Replace a lost actor; return ``True`` if its message should be asked again, since its machine is lost too."""
+        """Replace a lost actor; return ``True`` if its message should be sent again, since its machine is lost too."""
         silent = isinstance(error, ray.exceptions.ActorUnavailableError | ray.exceptions.ObjectLostError)
         if silent:
             ray.kill(errand.actor)
@@ -173,7 +171,10 @@ def ray_grid(
     actors: int | None,
     timeout: float,
 ) -> Iterator[RayGrid]:
-    """Join or start a Ray cluster and open a grid with as many ``actors`` (processes) as fit; see ``rounds_on_ray``."""
+    """Join or start a Ray cluster; yield a grid with as many ``actors`` (client processes) as fit.
+
+    ``source``: function that builds the clients. ``num_cpus``, ``num_gpus``: for an actor. See also ``rounds_on_ray``.
+    """
     check_request(num_cpus, num_gpus, actors)
     number("backend.timeout", timeout, above=0, infinite=True, example="it is in seconds, try 3600")
     with ray_cluster():

@@ -32,7 +32,7 @@ def plain_array(values: np.ndarray) -> Array:
 
 
 def array_values(array: Array) -> np.ndarray:
-    """Return the values of ``array``: a read-only view of bytes as :func:`plain_array` writes them, else a copy."""
+    """Return the values of ``array``: a read-only view if :func:`plain_array` wrote its bytes, else a copy."""
     dtype, shape = array.dtype, tuple(array.shape)
     if array.stype == NUMPY and dtype in _PLAIN:
         header = _header(dtype, shape)
@@ -62,12 +62,11 @@ FLOATING = ("float16", "float32", "float64")  # dtypes in which floating-point v
 def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, Array]:
     """Return the arrays of the model in a message, by the model's names.
 
-    Accepted is one record of arrays that is not empty, or ``parameters`` and ``buffers`` without a common name. All
-    arrays must fit the model by name, shape and kind of numbers; "0", "1", ... stand for the model's names in order.
-    ``UserError`` for anything else, such as a second record or an unknown name, which some clients would skip and
-    others train on. ``like``: values of the model by name, in the order of its ``state_dict()``. ``whole``: ``True`` if
-    all parameters must come in the model's order, the same by position as by name. If clients keep batch norm, all of
-    it, its statistics, or its counters may be missing.
+    The message holds one record of arrays that is not empty, or ``parameters`` and ``buffers`` without a common name.
+    All arrays must fit the model by name, shape and kind of numbers; "0", "1", ... stand for the model's names in
+    order. ``UserError`` for anything else, such as a second record or an unknown name, which some clients would skip
+    and others train on. ``like``: values of the model by name, in the order of its ``state_dict()``. ``whole``:
+    ``True`` requires the whole model in this order; only batch norm, its statistics or its counters may be missing.
     """
     placed = placed_arrays(content)
     keys = [key for _, key in placed]
@@ -90,9 +89,9 @@ def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
 
 
 def placed_arrays(content: RecordDict) -> dict[tuple[str, str], Array]:
-    """Return a message's arrays by (record, key), from its one record, or from ``parameters`` and ``buffers``.
+    """Return a message's arrays by (record, key).
 
-    ``UserError`` for other records, or a name that is in both.
+    ``UserError`` unless they are in one record, or in ``parameters`` and ``buffers`` without a common key.
     """
     records = {place: record for place, record in content.array_records.items() if record}
     ours = records.keys() <= {PARAMETERS, BUFFERS}
@@ -207,7 +206,7 @@ def _dtype_like(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def kinds_of_arrays(content: RecordDict, names: Collection[str]) -> dict[str, torch.dtype] | None:
-    """Return the dtype of each array in ``content``, named by ``names`` in order; ``None`` if their numbers differ."""
+    """Return dtypes of the arrays by ``names``, in order; ``None`` if there are more or fewer arrays than names."""
     kinds = [_dtype_like(np.dtype(a.dtype)) for record in content.array_records.values() for a in record.values()]
     return dict(zip(names, kinds, strict=True)) if len(kinds) == len(names) else None
 
@@ -218,7 +217,7 @@ def to_record(tensors: Tensors) -> ArrayRecord:
 
 
 def to_tensors(record: Mapping[str, Array], like: Tensors | None = None) -> dict[str, torch.Tensor]:
-    """Convert a record into tensors by name; arrays encoded by :func:`shortest` need the expected tensors ``like``."""
+    """Convert a record into tensors by name; ``like``: expected tensors, to decode arrays of :func:`shortest`."""
     expected = like or {}
     return {n: expand(n, a, expected) if a.stype == STYPE else to_tensor(array_values(a)) for n, a in record.items()}
 
@@ -234,9 +233,9 @@ def all_arrays(content: RecordDict) -> dict[str, Array]:
 
 
 def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, torch.Tensor]:
-    """Return the values of the model in a message, by name.
+    """Return the values of the model in a message, by name; arguments and ``UserError``: see ``arrays_of_model``.
 
-    Arguments and ``UserError``: see ``arrays_of_model``; also raised if two names of a tied weight differ in value.
+    ``UserError`` also if two names of a shared weight differ in value.
     """
     arrays = arrays_of_model(content, like, whole=whole)
     values = to_tensors(arrays, like)
@@ -268,7 +267,7 @@ def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]
 def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) -> ModelState:
     """Return the values in a message as ``model``'s parameters and buffers, in whichever accepted form they were sent.
 
-    A tied weight gets the first of its names. ``whole`` and ``UserError``: see ``arrays_of_model``.
+    A shared weight is returned once, under its first name. ``whole`` and ``UserError``: see ``arrays_of_model``.
     """
     like = model_tensors(model)
     first, buffers = first_names(model), dict(model.named_buffers(remove_duplicate=False))
@@ -384,7 +383,7 @@ MOST_PROBED = 1 << 16
 
 
 def images_of_probe(probe: Any, size: Any) -> list[str]:
-    """Return names of the images in batch number ``probe`` of ``size``, to count uploads; ``UserError`` if invalid."""
+    """Return stand-in names of the images in a probed batch, by which uploads are counted; ``UserError`` if invalid."""
     checks.whole("The number of a probe", probe, at_least=0, example=0)
     checks.whole("The size of a probe", size, at_least=1, at_most=MOST_PROBED, example=8)
     return [f"probed-image-{image}" for image in range(probe * size, (probe + 1) * size)]

@@ -58,10 +58,10 @@ class Answers:
     rounds: int | None = None
 
     def again(self, kind: str, round: int, question: str) -> RecordDict | None:
-        """Return the kept answer to the message with the digest ``question``; ``None`` for a new message.
+        """Return the stored answer to this same message, known by its digest ``question``; ``None`` for a new message.
 
-        ``UnansweredError`` if the message was refused before; ``UserError`` if another message of this round or of a
-        later one was answered, the answer is no longer kept, or the run has no such round.
+        ``UnansweredError`` if it was refused before. ``UserError`` if another message of this round or a later one was
+        answered, the answer was deleted, or the run has no such round.
         """
         counted = self._in_file().get(kind) == round
         if counted and not self.forgets and (path := self._path_of_answer(kind)).exists():
@@ -86,9 +86,9 @@ class Answers:
     ) -> RecordDict:
         """Answer a message once, also after a restart: return the stored answer, else that of ``work``, and store it.
 
-        The message is counted before ``work`` starts. ``UnansweredError`` if ``work`` failed now or before;
-        ``UnfitMessageError`` if the message does not fit, which is then not counted; ``UserError`` if another message
-        of this round or a later one was answered, the run has no such round, or the record can't be written.
+        The round is marked as answered before ``work`` starts. ``UnansweredError`` if ``work`` failed now or before.
+        ``UnfitMessageError`` if the message does not fit the model; the mark is then removed. ``UserError`` if another
+        message of this round or a later one was answered, the run has no such round, or the record can't be written.
 
         Args:
             kinds: kinds of the message, such as training; the answer is kept under the first.
@@ -172,7 +172,7 @@ class Answers:
                 memory.remember_answer(self.context.state, kind, last)
 
     def keep(self, kind: str, question: str, answer: RecordDict | None) -> None:
-        """Store ``answer`` (``None``: refused) to the message with the digest ``question``; nothing in a simulation."""
+        """Store ``answer`` to the message with digest ``question``; ``None``: refused. Simulations store nothing."""
         if self.forgets:
             return
         path, content = self._path_of_answer(kind), b"" if answer is None else bytes_of(answer)
@@ -302,12 +302,12 @@ def answered_once(
     rounds: int | None = None,
     instead: Instead | None = None,
 ) -> Message:
-    """Return the stored answer to a message, else that of ``call_next``, which is stored; see ``Answers.once``.
+    """Return the stored answer to a message; if there is none, call ``call_next`` and store its answer.
 
-    Training, evaluation and each probe are counted separately. ``rounds``: number of the last possible round.
-    ``instead``: see ``Answers.once``; not for probes. ``UserError`` if another message of this round was answered, the
-    run has no such round, or the message states none. ``UnansweredError`` if the app failed, or trains instead of
-    answering a probe.
+    Training, evaluation and each probe (request for the upload of one batch) are counted separately. ``rounds``: number
+    of the last possible round. ``instead``: maker of a substitute if the app fails, but not for probes; see
+    ``Answers.once``. ``UserError`` if another message of this round was answered, the run has no such round, or the
+    message states none. ``UnansweredError`` if the app failed, or trains instead of answering a probe.
     """
     kind, round = asked_of(context, message)
     probe = asked_probe(message.content)
@@ -332,7 +332,7 @@ def content_of(reply: Message) -> RecordDict:
 
 
 def refusing(mod: Mod) -> Mod:
-    """Wrap ``mod``: a ``UserError`` without a path becomes a reply of one line, other errors one without details."""
+    """Wrap ``mod`` so that errors become replies of one line; only a ``UserError`` without a path keeps its text."""
 
     def answering(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         def called() -> Message:
@@ -363,7 +363,7 @@ def _error(message: Message, code: int, reason: str) -> Message:
 
 
 def asked_of(context: Context, message: Message) -> tuple[str, int]:
-    """Return a message's kind and round; ``UserError`` without a round, as repeated requests average the noise away."""
+    """Return a message's kind and round; ``UserError`` without a round, by which repeated requests are recognized."""
     number, probe = merged_config(context, message.content).get(ROUND), asked_probe(message.content)
     if number is None and (group := message.metadata.group_id).isdecimal():  # the place in Flower's own workflows
         number = int(group)
@@ -381,7 +381,7 @@ _TOOK = "fl-privacy.took"  # record of a form with the seconds of work behind th
 
 
 def form_of(answer: RecordDict, seconds: float) -> RecordDict:
-    """Return the structure of a reply, its records with empty arrays, and the ``seconds`` that it took."""
+    """Return a reply's structure: its records with empty arrays, and the ``seconds`` that computing it took."""
     form = RecordDict({**answer, _TOOK: ConfigRecord({"seconds": seconds})})
     for name, record in answer.array_records.items():
         form[name] = ArrayRecord({k: Array.from_numpy_ndarray(np.empty(0, a.dtype)) for k, a in record.items()})
@@ -389,7 +389,7 @@ def form_of(answer: RecordDict, seconds: float) -> RecordDict:
 
 
 def like_form(form: RecordDict, arrays: Sequence[np.ndarray]) -> RecordDict | None:
-    """Return a reply of the structure ``form`` with the values ``arrays``, in order; ``None`` if numbers differ."""
+    """Return a reply of the structure ``form`` with the values ``arrays``; ``None`` if it has more or fewer arrays."""
     if sum(map(len, form.array_records.values())) != len(arrays):
         return None
     left = iter(arrays)

@@ -187,7 +187,7 @@ def train_secure_round(
 
 @dataclass
 class _Summing:
-    """Stands in for a Flower strategy in the workflow of SecAgg+."""
+    """Strategy for Flower's SecAgg+ workflow: sends the server's model, and passes the replies' mean to the server."""
 
     server: Server
     traffic: Traffic
@@ -256,9 +256,8 @@ class _Summing:
 def rounding_of_mean(step: float, *, examples: int, clients: int, most: int) -> float:
     """Return the largest standard deviation that SecAgg+'s rounding gives each value of the mean.
 
-    A client scales its update by its number of examples over ``most``, the largest allowed, before rounding to
-    multiples of ``step``, so that a client with few examples adds as much rounding as any other. ``examples``: in
-    total.
+    Before rounding to multiples of ``step``, a client scales its update by its number of examples over ``most``, the
+    largest number allowed. ``examples``: total of all clients.
     """
     return step / 2 * math.sqrt(clients) * most / examples
 

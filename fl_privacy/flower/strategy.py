@@ -77,7 +77,10 @@ class Nodes(NodeRules):
     _connected: set[int] = field(default_factory=set, init=False)
 
     def refresh(self, grid: Grid) -> None:
-        """Wait for all nodes, in later rounds up to ``reconnect`` seconds; ``UserError`` if a node never connected."""
+        """Wait until all nodes are connected; for a node lost later, wait at most ``reconnect`` seconds.
+
+        ``UserError`` if a node never connected.
+        """
         if len(self._node) == len(self.clients):
             deadline = time.monotonic() + self.reconnect
             while True:
@@ -204,7 +207,10 @@ class Federated(NodeRules, Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Get a round's probes (uploads of one batch), then make training messages; ``UserError`` for wrong nodes."""
+        """Get the round's probes (uploads of one batch, for attacks), then make the training messages.
+
+        ``UserError`` if nodes are missing or break the run's rules.
+        """
         self._nodes.refresh(grid)
         probes = [probe for probe in self.audit.probes_of(server_round) if probe.client in self._nodes]
         asked = [(p.client, {records.VICTIM: p.number, records.BATCH_SIZE: self.audit.batch_size}) for p in probes]

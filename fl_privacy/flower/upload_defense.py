@@ -40,8 +40,8 @@ _WITHIN = {
 class DefendedUpload:
     """Upload hooks of ``defense``, applied to the difference between replied and sent weights.
 
-    Values that hooks withhold, and arrays that the defense does not act on, come back as they were sent, except for
-    ``kept`` buffers of the model. A server thus gets no undefended array by another name or kind of number.
+    Arrays that hooks withhold or that are not defended are returned as the server sent them, except for ``kept``
+    buffers of the model. A renamed or retyped array thus never leaves undefended.
 
     Attributes:
         buffers: treatment of the model's other arrays, such as running statistics: ``kept`` as replied, ``withheld``
@@ -83,7 +83,7 @@ class DefendedUpload:
         buffers: BufferPolicy,
         shares: Shares = "weights",
     ) -> "DefendedUpload":
-        """Build hooks for ``model``'s parameters, for the arrays ``names`` or for all; ``UserError`` with both."""
+        """Build hooks for ``model``'s parameters or the arrays ``names``, not both; by default for all float arrays."""
         if model is None:
             own = None if names is None else frozenset(n for n in names if n.rpartition(".")[2] not in STATISTICS)
             return cls(defense=defense, parameters=own, buffers=buffers, shares=shares)
@@ -106,7 +106,7 @@ class DefendedUpload:
     ) -> dict[str, torch.Tensor]:
         """Return the defended upload, by name, of a client that was sent ``before`` and replied ``after``.
 
-        If the defense promises differential privacy, a reply that is not finite counts as the values sent, since an
+        If the defense promises differential privacy, a reply that is not finite is replaced by ``before``, since an
         error would break the promise; else it is a ``UserError``, as is a parameter that is missing or not a float.
         """
         if not self.of_model and (missing := sorted((self.parameters or set()) - before.keys())):
@@ -170,7 +170,7 @@ class DefendedUpload:
 def generator_of_round(
     seed: int | None, config: Mapping[str, object], client: int | str, *purpose: str
 ) -> torch.Generator:
-    """Return the random generator of the round in ``config``, from ``seed`` or else the operating system's.
+    """Return a generator for ``client`` and the round in ``config``, seeded by ``seed``; ``None`` seeds it at random.
 
     ``purpose``: words that separate streams. ``UserError`` if ``seed`` is set, and ``config`` names no round.
     """

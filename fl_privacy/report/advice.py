@@ -98,7 +98,7 @@ def advice_from(
     ]
     kind = modality_judged_by(candidates[0].judged_by)
     least = min(affordable, key=lambda d: _leak(d, threat), default=None)
-    if why := _open(table, batch_size, kind):
+    if why := _why_none(table, batch_size, kind):
         if least is None:
             return [*lines, why]
         return [*lines, why, f"{least.name} leaks least of the defenses tried: {read_of(least.by_threat[threat])}."]
@@ -165,8 +165,8 @@ def _measured_on(table: MeasuredTable) -> str:
     return f"{' '.join(table.settings)} ({table.when or 'on an unknown day, by an unknown version'})"
 
 
-def _open(table: MeasuredTable, batch_size: int | None, kind: Modality) -> str:
-    """Return why no defense is recommended; empty if the strongest attacker tried batches of size ``batch_size``."""
+def _why_none(table: MeasuredTable, batch_size: int | None, kind: Modality) -> str:
+    """Return why no defense is recommended; empty if the strongest attacker was measured at ``batch_size``."""
     if "auto" not in table.attacks or STRONGEST not in table.attackers:
         return (
             f"Nothing is recommended: the attacks tried are {', '.join(table.attacks)}"
@@ -291,7 +291,7 @@ def nothing_reconstructed(candidate: Candidate) -> str:
 
 
 def read_of(candidate: Candidate) -> str:
-    """Describe how many examples were reconstructed; if none, also the 95 % bound of the share that leaks."""
+    """Describe how many examples were reconstructed; if none, also the 95 % upper bound of the share that may leak."""
     kind = kind_in_words(candidate)
     if candidate.read:
         return f"{candidate.read} of {candidate.images} {kind}s reconstructed"
@@ -323,7 +323,10 @@ def doubts(candidate: Candidate) -> str:
 
 
 def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> str:
-    """Recommend the most accurate defense that meets the goal (:func:`goal_in_words`); empty for no candidates."""
+    """Recommend the most accurate defense that meets the goal: nothing is reconstructed, and PSNR is below the limit.
+
+    ``psnr_below``: limit in dB, if any. The answer is empty if there are no candidates.
+    """
     if not candidates:
         return ""
     if not defense_choice.comparable(candidates):

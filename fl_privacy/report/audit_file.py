@@ -34,7 +34,7 @@ LARGEST_NUMBER, MOST_COUNTED, MOST_ANSWERS, MOST_SHOWN, MOST_VALUES = 1 << 63, 1
 
 
 def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
-    """Write ``audit.json`` and, for an app, its page and record, with mode 0600; return what ``audit.json`` holds."""
+    """Write ``audit.json`` and, for an app, its page and full record, with mode 0600; return ``audit.json``'s data."""
     content = plain_app(record) if record.captured is None else _plain_captured(record.captured)
     if record.captured is None:
         write_private(folder / PAGE, render_audit(record))
@@ -44,7 +44,7 @@ def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
 
 
 def read_captured(folder: Path) -> Captured | None:
-    """Load facts about a strategy's clients from ``audit.json`` in ``folder``; ``None`` if there is no such file.
+    """Load what a strategy's audit wrote about its clients to ``audit.json``; ``None`` if there is no such file.
 
     ``UserError`` if the file is damaged, or was written by the audit of an app instead of a strategy.
     """

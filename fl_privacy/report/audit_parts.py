@@ -39,7 +39,7 @@ class CountedLeak(Leak):
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A record's entry in all messages of one ``kind``: its type ``what``, mean ``size`` in bytes, and an example."""
+    """Table line on one entry of a record, over all messages of one ``kind``: type (``what``), mean bytes, example."""
 
     direction: str
     kind: str
@@ -64,7 +64,7 @@ class Volume:
 
 @dataclass(frozen=True, kw_only=True)
 class Captured:
-    """Facts about a strategy's clients that an attack needs, but that the captured uploads do not contain."""
+    """Facts about a strategy's clients that an attack needs besides the captured uploads."""
 
     model: str = ""  # import path of the clients' model; never imported
     normalization: Normalization | None = None

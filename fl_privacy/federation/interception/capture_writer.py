@@ -101,12 +101,11 @@ MOST_HELD = 256 << 20  # most bytes of tensors held in memory
 
 
 class ObservationBuffer(layout.LazyObservations):
-    """Buffer of observations in order of arrival, in memory or, without loss, in files.
+    """Buffer of intercepted uploads (observations) in order of arrival, in memory or in files, without loss.
 
-    Args:
-        folder: private folder of the files, created on demand and removed by ``clear``.
-        most: largest number of bytes of uploads and models held in memory; with more, all observations go to files.
-        written: ``True`` if a ``CaptureWriter`` already writes all observations to ``folder``, and owns it.
+    ``folder``: private folder of the files, created on demand and removed by ``clear``. ``most``: largest number of
+    bytes in memory; with more, all observations go to files. ``written``: ``True`` if a ``CaptureWriter`` already
+    writes all observations to ``folder``, and owns it.
     """
 
     def __init__(self, folder: Path, *, most: int = MOST_HELD, written: bool = False) -> None:

@@ -58,7 +58,7 @@ def tensor_file(folder: Path, digest: str) -> Path:
 
 @dataclass(frozen=True)
 class CaptureFile:
-    """Untrusted description and tensors of one observation.
+    """Intercepted upload on disk: a description and tensors, whose content is not trusted.
 
     Every method raises ``UserError`` if a file is missing, too large or damaged. If ``finite`` is set, tensors with
     infinite or NaN values are also refused.
@@ -84,7 +84,7 @@ class CaptureFile:
         return value
 
     def tensors(self, digest: str, room: int) -> dict[str, Tensor]:
-        """Load and verify the tensors with SHA-256 ``digest``, from at most ``MOST_TENSORS`` + ``room`` bytes."""
+        """Load and verify the tensors with SHA-256 ``digest``; refuse files above ``MOST_TENSORS`` + ``room`` bytes."""
         path = tensor_file(self.folder, digest)
         data = self._read(path, MOST_TENSORS + room)
         if sha256(data).hexdigest() != digest:
@@ -119,7 +119,7 @@ Change = Callable[[Observation], Observation]
 
 
 class LazyObservations(Sequence[Observation], ABC):
-    """Observations that are loaded on access; a slice loads nothing."""
+    """Sequence of intercepted uploads, each loaded from disk on access; a slice loads nothing."""
 
     ids: Sequence[VictimId]
 
@@ -182,12 +182,9 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # types 
 def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None) -> list[Observation]:
     """Load all captured updates of a run or an audit into memory, in the order of their ids.
 
-    ``UserError`` if there are none, a file is missing or damaged, or they do not fit ``model``.
-
-    Args:
-        folder: folder of a run with ``intercept.save=true``, or of an audit.
-        model: architecture of the model the clients were sent; its values are not used.
-        inside: architecture that a colluding client trains; ``None`` takes ``model``.
+    ``folder``: folder of a run with ``intercept.save=true``, or of an audit. ``model``: architecture that the clients
+    were sent. ``inside``: architecture of a client that colludes with the attacker, if it differs. ``UserError`` if
+    there are none, a file is missing or damaged, or they do not fit ``model``.
     """
     return list(stored_observations(folder, model, inside=inside))
 

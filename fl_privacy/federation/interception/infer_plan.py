@@ -25,12 +25,9 @@ _COUNTER, _MEAN = "num_batches_tracked", "running_mean"
 def recognize_training(observation: Observation, given: Collection[str] = ()) -> tuple[Observation, list[str]]:
     """Infer the settings of local training from an upload; return the observation with them, and a sentence on each.
 
-    Uploaded weights, unlike changes, are close to the values that the server sent. A batch norm that changes far more
-    than other layers was not replaced by the server's. The running statistics reveal batch norm's mode, and its
-    counters the number of steps. The learning rate is the change of the output layer's bias over its gradient.
-
-    ``given``: names of the settings that the user gave. If the upload contradicts one, a sentence says so, and the
-    inferred value is used, except for the learning rate.
+    Inferred are the kind of upload, batch norm's mode, the number of steps and the learning rate. ``given``: names of
+    settings that the user gave. If the upload contradicts one, a sentence says so, and the inferred value is used,
+    except for the learning rate.
     """
     said: list[str] = []
     plan = _shares(observation, observation.plan, given, said)
@@ -53,7 +50,7 @@ def describe_model(model: nn.Module) -> list[str]:
 
 
 def share_of_sent(observation: Observation) -> float:
-    """Return the factor of the sent model in the upload: about 1 for uploaded weights, 0 for a gradient or delta."""
+    """Return the share of the sent model in the upload: about 1 for uploaded weights, 0 for a gradient or delta."""
     sent, norms = observation.sent.parameters, norm_names(observation.model)
     both = [(n, t) for n, t in observation.upload.tensors.items() if n in sent]
     both = [pair for pair in both if pair[0] not in norms] or both
@@ -147,7 +144,7 @@ def _learning_rate(observation: Observation, given: Collection[str], said: list[
 
 
 def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observation]:
-    """Replace learning rates of one step on one example by the round's median, if within a factor of three."""
+    """Set learning rates inferred from one step on one example to the round's median, if within a factor of three."""
     rates: dict[int, list[float]] = {}
     for observation in observations:
         if _is_one_step_on_one_example(observation):
@@ -219,7 +216,7 @@ def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
 
 
 def without_kept_norms(observation: Observation) -> tuple[Observation, list[str]]:
-    """Return ``observation`` with the batch norm that the client trained with, and a sentence on it if unusual.
+    """Put the batch norm that a client really trained with into ``observation``; also return sentences on it.
 
     A client that keeps its batch norm (FedBN) trained with other values than the server's: those it uploads, else those
     sent, else the model's initial ones. Attacks then do not compare how batch norm changed.

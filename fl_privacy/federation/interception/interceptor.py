@@ -39,16 +39,17 @@ class SimulatedSideInformation:
     """Inside knowledge of an attacker about simulated clients with private layers.
 
     In place of the victim's private layers, the attacker uses those of a colluding client or, if none colludes, the
-    architecture's initial values, shuffled as a client shuffles them. ``UserError`` if ``features_at`` names no module
-    of the clients' model, or ``features_of="trained"`` has no colluder.
+    architecture's initial values, shuffled. ``UserError`` if ``features_at`` names no module of the clients' model, or
+    if ``features_of`` is ``trained`` and no client colludes.
 
     Attributes:
         colluder: client that works with the server, if any.
         knows_features: ``True`` if the attacker sees the output of the victim's private layers.
-        features_at: module whose inputs are the features; ``None`` takes the first public layer, ``activation`` the
-            module behind the private layers' activation.
-        features_of: model with the victim's private layers that gives the features: as ``sent``, or as ``trained`` by
-            the victim; the attacker then uses the layers that the colluder trained (FDL-PP, Algorithm 3).
+        features_at: module whose inputs are the features; ``None``: the first public layer; ``activation``: the module
+            after the activation of the private layers.
+        features_of: model that computes the features: as ``sent``, or as ``trained`` by the victim, both with the
+            victim's private layers. With ``trained``, the attacker uses the layers that the colluder trained (FDL-PP,
+            Algorithm 3).
         batch_size: number of examples in an attacked batch that does not train the model.
         trainers: clients with the examples of the training, if ``clients`` have other examples to attack.
     """

@@ -20,7 +20,7 @@ def identify_process() -> None:
 
 @contextmanager
 def identity_put_back() -> Iterator[None]:
-    """Restore this process's identity in Flower at the end of the context."""
+    """Restore Flower's ids of this process (run, task, node) at the end of the context."""
     before = TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id
     try:
         yield

@@ -69,7 +69,7 @@ class Ended:
 
 
 class _Listening(logging.Handler):
-    """Log handler that notices that the node's activation was refused, or that a part of the SuperNode ended.
+    """Log handler that notices if the SuperLink refuses this node, or if a thread of the SuperNode ends.
 
     One HTTP status 500, as from a locked SuperLink database, silently ends Flower's message loop or heartbeat thread.
     """
@@ -132,7 +132,7 @@ def take_more_messages() -> None:
 
 
 def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
-    """Run ``flower-supernode`` here until it ends; if ``holds``, it fetches messages before it has answered earlier."""
+    """Run ``flower-supernode`` until it ends; if ``holds``, it fetches messages while earlier ones are unanswered."""
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415  (its signal handlers are this process's)
 
     if holds:
@@ -182,7 +182,7 @@ def answer_messages(
 
     ``rest``: called between two messages, and while there are none. ``at_once``: number of messages that may be in
     progress, each in a thread; threads compute in turn (``inside.identity.TURN``). If ``app`` returns ``None``, it gets
-    the message again later. With 0, the calling thread answers, and ``app`` must not return ``None``.
+    the message again later. ``at_once=0``: the calling thread answers, and ``app`` must not return ``None``.
     """
     pool, tasks = ThreadPoolExecutor(at_once) if at_once else None, dict[_Task, Future[bool]]()
     protected = frozenset({ACQUIRE})

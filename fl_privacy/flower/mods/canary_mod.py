@@ -53,11 +53,11 @@ def canary_mod(
 ) -> Mod:
     """Build a mod that applies ``mods`` and, after each training of node ``partition``, passes canaries through them.
 
-    A canary is a made-up update along a direction of its own: of the clipping norm with probability 1/2, else zero. The
-    output of ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds and
-    test the whole training; else each round has new ones, which test what the mods claim for one round. No canary is
-    sent. Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``. ``UserError`` if no mod is given,
-    the clipping norm is unknown, or an epsilon is claimed without noise.
+    A canary is a made-up update that is never sent. A coin decides if it is zero, or has the clipping norm along its
+    own direction; the test guesses the coin from the output of ``mods``. With ``claimed`` the same canaries take part
+    in all rounds and test the whole training; else each round has new ones, which test the mods' claims for one round.
+    Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``. ``UserError`` if no mod is given, the
+    clipping norm is unknown, or an epsilon is claimed without noise.
 
     Args:
         mods: mods that protect an update, the outermost first.
@@ -121,7 +121,7 @@ def write_canaries(
     claimed: float | None = None,
     noise: Literal["gaussian", "other"] = "gaussian",
 ) -> None:
-    """Write ``claim.json`` and ``claim.html``: do the canaries contradict the claim? Arguments: see ``canary_mod``."""
+    """Test the claim with the canaries in ``context``; write ``claim.json`` and ``claim.html``. See ``canary_mod``."""
     from fl_privacy.report.inferred import write_claims_page  # noqa: PLC0415
 
     about = _About.of(context)
@@ -185,7 +185,7 @@ def _norm_of(mods: Sequence[Mod]) -> float:
 
 
 def _like(message: Message, mods: Sequence[Mod]) -> dict[str, Tensor]:
-    """Return stand-in zeros for the model's arrays, fewer if it is large; one array if all mods are Flower's own."""
+    """Return zeros shaped like the model's arrays, fewer for a large model; one array if all mods are Flower's own."""
     if len(message.content.array_records) != 1:
         return {}
     (record,) = message.content.array_records.values()

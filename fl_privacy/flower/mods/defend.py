@@ -29,9 +29,10 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class DefendedClient(NumPyClient):
-    """A client that applies the upload hooks of ``guard``'s defense to the weights that the client ``inner`` replies.
+    """A client whose weights are changed by the upload hooks of a defense before they are sent.
 
     Attributes:
+        guard: defense, with the arrays that it acts on.
         names: names of the arrays, in order; by default those of the message, else "0", "1", ...
         seed: seed of the hooks' draws in a simulation; ``None`` draws from the operating system's randomness.
         memory: storage of the hooks' state and of the answered rounds: a round is answered once, unless a ``seed``
@@ -59,8 +60,7 @@ class DefendedClient(NumPyClient):
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """Evaluate with the inner client; outside of simulations only once a round, and with figures of three digits.
 
-        ``UserError`` if the defense promises differential privacy, the round is missing or was answered, or ``fit``
-        would raise.
+        ``UserError`` if the defense promises differential privacy, or as in ``fit``.
         """
         if promises_privacy(self.guard.defense):
             raise UserError(
@@ -87,7 +87,7 @@ class DefendedClient(NumPyClient):
     def fit(self, parameters: Arrays, config: Config) -> Reply:
         """Train as the inner client does, then defend the change of the weights; see ``defense_mod`` for failures.
 
-        ``UserError`` if values are not finite, the round is missing or was answered, or the inner client failed.
+        ``UserError`` if values are not finite, the round is missing or was answered before, or the inner client failed.
         """
         sent = self._sent(parameters, config)
         expect_sound(sent)
@@ -204,11 +204,11 @@ def defend(
     """Wrap ``client`` so that the upload hooks of ``defense`` change what it sends; see ``DefendedUpload``.
 
     Args:
-        client: a client, or a class of clients; then a class is returned, with the same arguments and ``memory``.
+        client: a client, or a class; then the result is a function of the class's arguments and ``memory``.
         model: model, or its class, with the arrays as ``state_dict``; it distinguishes parameters from buffers.
         names: names of all arrays in order, without ``model``; batch norm's statistics are recognized by name. If both
-            are missing, names are those of the message, else "0", "1", ..., and differential privacy's noise is
-            refused.
+            are missing, names are those of the message, else "0", "1", ..., and noise for differential privacy is an
+            error.
         buffers, shares: see ``defense_mod``.
         metrics, seed, memory: see ``DefendedClient``.
         number: number of the client, which separates its random draws from other clients'.
@@ -249,16 +249,16 @@ def defense_mod(
 
     Use it as ``app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.1), model=Net)])``. Each kind of
     message (training, evaluation, query, probe) is answered once a round, also after a restart, and a repeated message
-    gets the same bytes, since the mean of many answers would have no noise. Messages that hold anything but the model
-    in order, or values that are not finite or too large, are refused in one line; any failure of the app gives the same
-    line. Probes, which ask for the upload of a few examples, need ``probe_mod`` listed after this mod. Other replies
-    hold no arrays, and rounded numbers.
+    gets the same bytes, since the mean of many answers would have no noise. A message must hold the model alone, with
+    finite values that are not too large; others get a one-line error, as does any failure of the app. Probes, which ask
+    for the upload of a few examples, need ``probe_mod`` listed after this mod. Other replies hold no arrays, and
+    rounded numbers.
 
     If the defense promises differential privacy, only ``metrics`` leave, since an exact loss or an error would reveal
-    what the noise hides. If an app fails, or replies values that are not finite, noise of the names and shapes of an
-    earlier reply is sent instead. After a failure before its first reply, the app gets no more messages until its
-    operator removes a file named in the log. Training time is not hidden. ``UserError`` if the defense acts within the
-    training, or adds noise without ``model`` or ``names``.
+    what the noise hides. If an app fails, or replies values that are not finite, pure noise shaped like an earlier
+    reply is sent. After a failure before its first reply, the app gets no more messages until its operator removes a
+    file named in the log. Training time is not hidden. ``UserError`` if the defense acts within the training, or adds
+    noise without ``model`` or ``names``.
 
     Args:
         defense: defense with upload hooks only, such as noise, clipping or pruning; others need ``train_step``.

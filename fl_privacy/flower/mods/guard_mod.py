@@ -28,8 +28,8 @@ def guard_mod(model: nn.Module, examples: OwnExamples | None = None, *, guard: M
     checks.
 
     ``examples``: function that returns at least two of the node's examples; ``None`` checks the weights alone. Outside
-    of simulations, only the first model of each kind of message and round is evaluated on them, and the reason of a
-    refusal goes to the node's log, not to the server, since it depends on the examples.
+    of simulations, only the first model of each kind of message and round is evaluated on them. The reason of a refusal
+    then goes to the node's log, not to the server, since it depends on the examples.
     """
     return _Guarding(model, examples, (guard or ModelGuard()).agreeing_on(model))
 
@@ -87,18 +87,18 @@ class _Guarding:
 
 
 def secagg_guard_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Mod in front of ``secaggplus_mod`` that refuses requests which break SecAgg+; see :func:`secagg_refusal`."""
+    """Mod listed before ``secaggplus_mod`` that refuses requests which break SecAgg+; see :func:`secagg_refusal`."""
     if reason := secagg_refusal(message.content.config_records.get(RECORD_KEY_CONFIGS)):
         return Message(Error(UNFIT, f"The guard refused: {reason.rstrip('.')}."), reply_to=message)
     return call_next(message, context)
 
 
 def secagg_refusal(asked: ConfigRecord | None) -> str | None:
-    """Return a reason to refuse a SecAgg+ server's request, or ``None``.
+    """Return a reason to refuse the request ``asked`` of a SecAgg+ server, or ``None``.
 
-    Key shares of both kinds, those of a client's private mask and of its pairwise masks, together unmask its upload
-    (Bonawitz et al. 2017, section 6). Refused are requests for both kinds, and thresholds of at most half of the
-    shares, with which two groups of clients could be asked for one kind each.
+    A server with shares of both a client's private and its pairwise masks can unmask its upload (Bonawitz et al. 2017,
+    section 6). Refused are requests for both kinds, and thresholds of at most half of the shares, with which two groups
+    of clients could be asked for one kind each.
     """
     if asked is None:
         return None

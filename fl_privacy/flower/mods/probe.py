@@ -41,16 +41,18 @@ def probe_mod(
 ) -> Mod:
     """Build a mod that lets an auditing server measure the worst case of the literature: one image in one step.
 
-    For a probe, a request for the upload of chosen examples, ``train`` runs on a copy of the model with the values
-    sent, over a loader of these; the result is replied like any upload, through all mods listed before:
-    ``mods=[defense_mod(...), probe_mod(...)]``. The reply names the images by fingerprints. The mod is the client's
-    consent to uploads of its first ``images`` examples, each once a round; remove it after the audit.
+    For a probe, a request for the upload of chosen examples, ``train`` runs on a copy of the sent model, over a loader
+    of these examples. The result is replied like any upload, through all mods listed before: ``mods=[defense_mod(...),
+    probe_mod(...)]``. The reply names the images by fingerprints. The mod is the client's consent to uploads of its
+    first ``images`` examples, each once a round; remove it after the audit.
 
     Args:
+        model: the client's model or its class.
         train: the app's training function, as ``train(net, loader)`` or ``train(net, loader, config)``.
-        dataset: data set or loader with its transform, a tuple that begins with one, or a function from the context.
+        dataset: data set or loader with its transform, a tuple whose first entry is one, or a function of the context.
+        normalization: normalization of the images, if ``dataset`` does not reveal it.
         images: number of examples that may be probed, the first ones of ``dataset``.
-        rounds: largest number of a round with probes; ``None`` takes it from the run config.
+        rounds: last round in which probes are answered; ``None`` takes it from the run config.
     """
     architecture = made_of(model)
     fit = train if _takes_config(train) else lambda net, loader, config: train(net, loader)

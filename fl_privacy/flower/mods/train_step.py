@@ -14,7 +14,7 @@ from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import expect_sound
-from fl_privacy.federation.training import LazyGradients, private_names, private_values, public_state, store_private
+from fl_privacy.federation.training import StepGradients, private_names, private_values, public_state, store_private
 from fl_privacy.flower import _node_memory, records, reply_cache
 from fl_privacy.models import normalized
 from fl_privacy.rng import Secret, derive_generator
@@ -32,9 +32,9 @@ def train_step(
     round: int | None = None,
     seed: int | Secret | None = None,
 ) -> "DefendedTraining":
-    """Return a context whose steps replace ``loss.backward()``, and set gradients defended by ``defense``.
+    """Return a context whose ``step`` replaces ``loss.backward()``: it sets gradients that ``defense`` has changed.
 
-    In a client's own training function, for Refiner, Soteria, SPN, passports, private layers, ATS or DP-SGD::
+    For defenses that act within training (Refiner, Soteria, SPN, passports, private layers, ATS, DP-SGD)::
 
         with train_step(defense, net, context, lr=lr, round=config["server-round"]) as step:
             for images, labels in loader:
@@ -45,8 +45,8 @@ def train_step(
     It trains on the cross entropy only. Layers that the defense keeps private are trained by plain SGD and stay in
     ``context.state``. Hooks that change the upload need ``defense_mod``, too. A step returns the loss; outside of a
     simulation it is NaN if the defense promises differential privacy, since an app may report it. ``UserError`` if the
-    defense replaces the data. On entering, ``UserError`` if the round is missing, was trained before or is beyond the
-    run, or if the network's values are not finite or absurdly large.
+    defense replaces the data. On entering, ``UserError`` if the round is missing, after the last one, or trained
+    before, or if the network's values are not finite or absurdly large.
 
     Args:
         defense: defense that does not replace all of the client's data; for that, use a ``PrivacyClient``.
@@ -75,12 +75,12 @@ def private_loader(
     normalization: Normalization | None = None,
     seed: int | Secret | None = None,
 ) -> Iterator[Any]:
-    """Yield the batches of ``loader``, changed by a defense that acts on data alone (ATS, InstaHide).
+    """Yield the batches of ``loader``, changed by a defense that acts on data alone, such as InstaHide (mixed images).
 
-    Batches are pairs (images, labels) or mappings with both; mixed labels are probabilities (B, K). Random numbers come
-    from ``seed``, by default the secret of ``context``; only an integer gives the same ones in each call. With others,
-    list ``answer_once_mod`` first, or a repeated message shows the server the same batch under other noise.
-    ``UserError`` if the defense also acts on anything else.
+    Batches are pairs (images, labels) or mappings with both; mixed labels are probabilities (B, K) of K classes. Random
+    numbers come from ``seed``, by default the secret of ``context``; an integer gives the same ones in each call.
+    Without an integer, list ``answer_once_mod`` first, or a repeated message shows the server the batch under other
+    noise. ``UserError`` if the defense acts on more than the data.
     """
     others = [h for h in ("model", "private", "examples", "loss", "gradient", "upload") if getattr(defense, h)]
     if others or not defense.data:
@@ -141,7 +141,7 @@ class DefendedTraining:
         values = ModelState({**own.parameters, **public.parameters}, {**own.buffers, **public.buffers})
         held = frozenset(name for name, p in self.net.named_parameters() if not p.requires_grad)
         step = LocalStep(model, values, batch, plan, self._state, self._rng, self.defense.loss, held)
-        plain = LazyGradients(step, self.defense)
+        plain = StepGradients(step, self.defense)
         shared = plain.only(frozenset(public.parameters))
         for hook in self.defense.gradient:
             shared = hook(shared, step)

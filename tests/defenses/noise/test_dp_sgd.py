@@ -164,7 +164,7 @@ def test_a_step_is_one_pass_with_its_loss(monkeypatch):
 def test_nobody_looks_at_gradients_that_are_not_clipped():
     step = local_step()
     with pytest.raises(UserError, match="gradient hook behind it"):
-        plain_pass.LazyGradients(step, dp_sgd())["5.weight"]
+        plain_pass.StepGradients(step, dp_sgd())["5.weight"]
 
 
 def test_a_network_that_is_frozen_as_a_whole_is_one_line():
