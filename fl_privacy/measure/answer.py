@@ -38,6 +38,12 @@ class Scenario:
     examples: int = 1  # most examples behind one upload
     source: str = ""  # description of the attacked data, if not an upload of ``examples`` examples in one step
 
+    @property
+    def asked(self) -> bool:
+        """Return whether the audit asked clients for these uploads, which the training itself does not send."""
+        alone = self.name in ("one", "batch", "later")
+        return alone or not self.leaves or (self.name == "site" and bool(self.uploads or not self.source))
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shown:

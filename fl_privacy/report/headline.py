@@ -141,7 +141,7 @@ def _few_words(counts: Counts) -> str:
 
 
 def _upper(counts: Counts) -> str:
-    return f"{100 * counts.at_most:.0f} %"
+    return f"{100 * counts.interval[1]:.0f} %"
 
 
 def read_in_words(counts: Counts) -> str:

@@ -58,7 +58,7 @@ def test_who_reads_nothing_undefended_tells_nothing_of_defenses():
     text = answer([deaf, GOOD, USELESS], 15)
     assert text.startswith("No defense can be recommended: without one, no image was reconstructed either")
     assert (
-        "(plain, none of 20 images reconstructed, though up to 14 % of such images may leak)" in text
+        "(plain, none of 20 images reconstructed, though up to 17 % of such images may leak)" in text
         and "attack=auto" in text
     )
     heard = replace(OPEN, undefended=True)
@@ -95,7 +95,7 @@ def test_what_was_read_is_no_choice_whatever_its_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("over_control", "end"), [(1.0, "up to 14 % may leak"), (-1.0, "the attack may have failed"), (None, "have failed")]
+    ("over_control", "end"), [(1.0, "up to 17 % may leak"), (-1.0, "the attack may have failed"), (None, "have failed")]
 )
 def test_a_headline_says_what_may_leak_unless_the_attack_may_have_failed(over_control, end):
     best = replace(GOOD, over_control=over_control)
@@ -108,7 +108,7 @@ def test_the_answer_names_it_with_its_price():
     assert text.startswith("2 of 3 meet the goal (no attacked image reconstructed)")
     assert (
         "the most accurate is good (accuracy 50.0 %, 83.3 % of the undefended; none of 20 images reconstructed, though"
-        " up to 14 % of such images may leak [adaptive attacker], mean PSNR 12.9 dB (95 % sure: below 13.4 dB), 13.9"
+        " up to 17 % of such images may leak [adaptive attacker], mean PSNR 12.9 dB (95 % sure: below 13.4 dB), 13.9"
         " dB for the best reconstruction)" in text
     )
     assert "open comes closest (20 of 20 images reconstructed, mean PSNR 30.0 dB" in answer([OPEN])
@@ -170,7 +170,7 @@ def test_texts_are_ranked_by_what_is_said_of_texts(tmp_path):
     page = write_report([open_, guarded]).read_text()
     lede = html.unescape(re.search(r'<p class="lede">(.*?)</p>', page, re.DOTALL)[1])
     assert (
-        "B leaks least (none of 6 (up to 39 %) reconstructed, mean token F1 " in lede
+        "B leaks least (none of 6 (up to 46 %) reconstructed, mean token F1 " in lede
         and "meets the goal (no attacked text reconstructed)" in lede
     )
     assert "Token F1 and accuracy" in page and "ROUGE-L and accuracy" in page and "PSNR" not in lede

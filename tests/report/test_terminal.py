@@ -28,7 +28,7 @@ LINES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "nothing reconstructed": (
         lambda out: record(out, noise=0.9, victims=20),
         f"The attack inverting_gradients reconstructed none of 20 attacked images, {MADE}, not from training batches;"
-        " up to 14 % of such images may leak. This describes the attack and is no proof of protection: try attack=auto"
+        " up to 17 % of such images may leak. This describes the attack and is no proof of protection: try attack=auto"
         " attack.budget=thorough.",
     ),
     "by an attacker that knows the defense": (
