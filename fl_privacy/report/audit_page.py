@@ -17,7 +17,7 @@ from fl_privacy.report.audit_parts import UP, Captured, CountedLeak, Line, Sever
 from fl_privacy.report.bars import SHORT, Bar, bars_of, bars_of_questions, best_of, by_reality, paired
 from fl_privacy.report.gallery import data_uri
 from fl_privacy.report.page import render
-from fl_privacy.report.words import share_interval, without_error
+from fl_privacy.report.words import share_interval
 from fl_privacy.runs.folder import Verdict
 from fl_privacy.runs.folder.leakage import AttackedUploads
 from fl_privacy.runs.folder.verdict import LEAK, OPEN, Tone
@@ -83,8 +83,7 @@ class AuditRecord:
 
     @property
     def further(self) -> list[str]:
-        drawn = [NOT_TESTED if self.network_alone else _DRAWN] if self.drawn else []
-        drawn = [self.why_alone, *drawn] if self.network_alone else drawn
+        drawn = [self.why_alone, NOT_TESTED] if self.network_alone else [_DRAWN] * self.drawn
         leaks = self._own_not_attacked and any(step.leaks for step in self.steps)
         return [*drawn, *self.also, *([self.when] if leaks else [])]
 
@@ -92,7 +91,7 @@ class AuditRecord:
     def why_alone(self) -> str:
         """Say in one line, without a full stop, why the app's own training was not audited."""
         why = re.split(r": |\. (?=[A-Z])|; --debug", self.not_audited, maxsplit=1)[0].rstrip(".")
-        return f"The app's own training was not audited{f': {_within(why)}' if why else ''}"
+        return f"The app's own training was not audited{': ' * bool(why)}{re.sub('^The ', 'the ', why)}"
 
     @property
     def also(self) -> list[str]:
@@ -130,11 +129,6 @@ class AuditRecord:
             return f"The attack used {step.scenario.source or step.scenario.uploads}"
         own = "The training's own uploads, with all their examples and steps, are enough for this"
         return "" if not observers else own if "server" in observers else OTHERS[max(observers)]["needs"]
-
-    @property
-    def first_line(self) -> str:
-        """Return the headline without the text of an error."""
-        return without_error(self.headline)
 
     @property
     def officer(self) -> list[tuple[str, str]]:
@@ -239,7 +233,10 @@ class AuditRecord:
         if clear := self._of("data"):
             return f"Clients send data in the clear: {clear[0].what}, in {clear[0].times} of {clear[0].of} replies"
         if read := [step for step in self.steps if step.leaks]:
-            return _read(max(read, key=attrgetter("share")))
+            real = [step.counts for step in self.uploads_attacked if step.counts and step.scenario.name == "all"]
+            most = max(read, key=attrgetter("share"))
+            own = f"; from the app's own upload, {real[0].read} of {real[0].judged}" if real else ""
+            return _read(most) + own * (most.scenario.name != "all")
         if leaking := [one for one in self.aggregate if one.leaks]:
             said = ". ".join(_revealed(leaking, server="Clients' uploads reveal to the server"))
             return f"{said}. {self._of_chance()}" if self.uploads_attacked else said
@@ -365,13 +362,11 @@ def _revealed(answers: Sequence[Answer], server: str) -> list[str]:
 
 
 def _members_said(members: Sequence[Answer]) -> list[str]:
+    seen = {"outsider": "the final model", "server": "the training's own uploads"}
     sentences = []
     for leaks, said in ((True, "Yes: membership was inferred"), (False, "Membership was not clearly inferred")):
-        parts = []
-        for one in (one for one in members if one.leaks is leaks):
-            assert one.estimate is not None
-            seen = "the final model" if one.observer == "outsider" else "the training's own uploads"
-            parts.append(f"from {seen} (AUC {one.estimate.value:.2f})")
+        own = [(seen[one.observer], one.estimate) for one in members if one.leaks is leaks]
+        parts = [f"from {what} (AUC {estimate.value:.2f})" for what, estimate in own if estimate]
         sentences += [f"{said} better than by guessing {' or '.join(parts)}"] if parts else []
     return sentences
 

@@ -296,7 +296,7 @@ def _untested(run: Run, verdict: Verdict, kind: str) -> list[str]:
 
 def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
     lines, found = [basis] if basis else [], verdict.readings
-    if verdict.most is not None:
+    if verdict.most is not None and not verdict.counts.read:
         within = share_interval(verdict.counts.interval)
         lines.append(f"Share of such {kind}s that this attack reconstructs: {within} (95 % interval).")
     for name in dict.fromkeys(reading.main for reading in found):

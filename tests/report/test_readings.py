@@ -169,7 +169,7 @@ def test_a_defense_at_one_strength_is_none_the_less_a_defense(silent, tmp_path):
         for name, path in (("ATS", silent), ("Undefended", plain))
     ]
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
-    assert "trade-off of 1 family of defenses" in text and "Behind ATS, none of 6 images was reconstructed; " in text
+    assert "trade-off of 1 family of defenses" in text and "With ATS, none of 6 images was reconstructed; " in text
     defense, undefended = read_study(outcomes)
     assert undefended.pmm == 100 and defense.pmm == 100 * defense.accuracy / undefended.accuracy
     (other, known), _ = measured_rows([undefended, defense], is_whole=lambda row: row.complete)
@@ -179,14 +179,14 @@ def test_a_defense_at_one_strength_is_none_the_less_a_defense(silent, tmp_path):
 def test_the_trade_off_judges_by_the_same_rule(adaptive, silent, tmp_path):
     outcomes = [study_entry(name, "1", path, {"DLG": path}) for name, path in (("read", adaptive), ("silent", silent))]
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
-    assert "Behind silent (1), none of 6 images was reconstructed; the attack may have failed" in text
+    assert "With silent (1), none of 6 images was reconstructed; the attack may have failed" in text
     assert 'class="chosen"' in text
     few = record(tmp_path, label="few", changes=defended(scale=0.9), noise=0.9, victims=3)
     outcomes[1] = study_entry("few", "1", few, {"DLG": few})
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
     assert "Only 3 separate uploads were attacked" in text and 'class="chosen few"' in text
     alone = write_trade_off(outcomes[:1], tmp_path / "trade_off.html").read_text()
-    assert "Clients&#39; images were reconstructed behind the one defense that was tried" in alone
+    assert "Clients&#39; images were reconstructed with the one defense that was tried" in alone
 
 
 def test_an_early_round_that_leaks_is_not_forgotten(tmp_path):

@@ -218,7 +218,10 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     def answers(**parts: Any) -> list[str]:
         page = AuditRecord(app="a", lines=[LINE], **parts)
         header = html.unescape(render_audit(page)).split("</header>")[0]
-        assert all(f"<dt>{question}</dt><dd>{answer}.</dd>" in header for question, answer in page.officer)
+        assert all(
+            f"<dt>{question}</dt><dd>{answer.replace('. ', '.</dd><dd>')}.</dd>" in header
+            for question, answer in page.officer
+        )
         return [answer for _, answer in page.officer]
 
     guessed = Estimate(value=0.52, low=0.4, high=0.6, chance=0.5)
