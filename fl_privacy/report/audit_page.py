@@ -143,7 +143,8 @@ class AuditRecord:
             person.append("Not known: compare the guesses with your own records")
         else:
             first, *rest = self._reconstructed or [""]
-            person += [*filter(None, [first]), *_members_said(members), *rest]
+            real = [*filter(None, [first]), *_members_said(members)]
+            person += [*sorted(real, key=lambda said: not said.startswith("Yes")), *rest]
         if any(one.question == "continued" and one.leaks for one in self.aggregate):
             person.append("Yes: the final model completes texts of clients word for word")
         person += [_DRAWN] if self.drawn and person and not self.network_alone else []
@@ -178,7 +179,7 @@ class AuditRecord:
             if (best := max(leaks or known, key=attrgetter("share"), default=None)) is not None and (leaks or not said):
                 assert best.counts is not None
                 within = "" if leaks else f" (95 % interval {share_interval(best.counts.interval)})"
-                said.append(f"{yes if leaks else 'Not by these attacks'}: {_within(_read(best))}{within}")
+                said.append(f"{yes if leaks else 'Not by reconstruction'}: {_within(_read(best))}{within}")
             elif steps is own and self._own_not_attacked:
                 said.append(self._own_not_attacked)
         return said
@@ -364,10 +365,10 @@ def _revealed(answers: Sequence[Answer], server: str) -> list[str]:
 def _members_said(members: Sequence[Answer]) -> list[str]:
     seen = {"outsider": "the final model", "server": "the training's own uploads"}
     sentences = []
-    for leaks, said in ((True, "Yes: membership was inferred"), (False, "Membership was not clearly inferred")):
+    for leaks, said in ((True, "Yes, by membership inference"), (False, "Not clearly by membership inference")):
         own = [(seen[one.observer], one.estimate) for one in members if one.leaks is leaks]
         parts = [f"from {what} (AUC {estimate.value:.2f})" for what, estimate in own if estimate]
-        sentences += [f"{said} better than by guessing {' or '.join(parts)}"] if parts else []
+        sentences += [f"{said}: {' and '.join(parts)}"] if parts else []
     return sentences
 
 

@@ -63,7 +63,7 @@ LINES: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "failed": (
         lambda out: kinds.attack(out, failures=6),
-        "The attack failed on all 6 images: nothing is known. The page says why; this says nothing about privacy.",
+        "The attack failed on all 6 images: nothing is known. Read why it failed on the page, and run it again.",
     ),
     "not attacked": (kinds.nothing, "No image was attacked: nothing is known. Attack examples: attack=auto."),
 }
