@@ -126,7 +126,7 @@ class AuditRecord:
         if step is not None and step.leaks and step.scenario.asked:
             return "The audit asked clients for such uploads; in training, a client with little data may send them"
         if step is not None and step.leaks:
-            return f"The attack used {step.scenario.source or step.scenario.uploads}"
+            return "" if self.subject == "update" else "The training itself sends what was attacked"
         own = "The training's own uploads, with all their examples and steps, are enough for this"
         return "" if not observers else own if "server" in observers else OTHERS[max(observers)]["needs"]
 
@@ -171,7 +171,7 @@ class AuditRecord:
         """Return sentences without full stops on attacks from the app's own uploads, then from those asked for."""
         own, asked = ([step for step in self.steps if step.scenario.asked is made] for made in (False, True))
         said = list[str]()
-        for steps, yes in ((own, "Yes"), (asked, "Yes, but only from what the audit asked for")):
+        for steps, yes in ((own, "Yes"), (asked, "Yes, from uploads that only the audit asked for")):
             if any(step.leaks for step in own if said):
                 break
             known = [step for step in steps if step.scenario.leaves and step.counts is not None and step.counts.judged]

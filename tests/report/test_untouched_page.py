@@ -229,7 +229,7 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     found = replace(guessed, value=0.9, low=0.85, high=0.95)
     leaking = replace(members, estimate=found, control=guessed)
     assert answers(answers=[step("One", 2)]) == [
-        "Yes, but only from what the audit asked for: the server reconstructed 2 of 2 images from uploads of one"
+        "Yes, from uploads that only the audit asked for: the server reconstructed 2 of 2 images from uploads of one"
         " example in one step",
         "Not as it is: defend the clients, and audit again",
     ]
@@ -244,7 +244,7 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     said = answers(answers=[step("One", 2), own, members])[0]
     first = "Not by reconstruction: the server reconstructed 0 of 2 images from the app's own upload"
     then = "Not clearly by membership inference"
-    assert said.startswith(first) and said.index(then) < said.index("Yes, but only from what the audit")
+    assert said.startswith(first) and said.index(then) < said.index("Yes, from uploads that only the audit")
     both = answers(answers=[step("One", 2), replace(own, counts=step("All", 2).counts)])[0]
     assert both == "Yes: the server reconstructed 2 of 2 images from the app's own upload"
     missed = replace(own, counts=None, reason="too many steps")
