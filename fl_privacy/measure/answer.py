@@ -40,7 +40,7 @@ class Scenario:
 
     @property
     def asked(self) -> bool:
-        """Return whether the audit asked clients for these uploads, which the training itself does not send."""
+        """Return whether only the audit asked for such uploads."""
         alone = self.name in ("one", "batch", "later")
         return alone or not self.leaves or (self.name == "site" and bool(self.uploads or not self.source))
 

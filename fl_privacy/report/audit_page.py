@@ -13,11 +13,11 @@ from fl_privacy.measure.answer import QUESTIONS, Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.advice import noise_to_try
-from fl_privacy.report.audit_parts import UP, Captured, CountedLeak, Line, Severity, Volume
+from fl_privacy.report.audit_parts import UP, UPLOADS, Captured, CountedLeak, Line, Severity, Volume, members_said
 from fl_privacy.report.bars import SHORT, Bar, bars_of, bars_of_questions, best_of, by_reality, paired
 from fl_privacy.report.gallery import data_uri
 from fl_privacy.report.page import render
-from fl_privacy.report.words import share_interval
+from fl_privacy.report.words import share_interval, uncapital
 from fl_privacy.runs.folder import Verdict
 from fl_privacy.runs.folder.leakage import AttackedUploads
 from fl_privacy.runs.folder.verdict import LEAK, OPEN, Tone
@@ -89,7 +89,6 @@ class AuditRecord:
 
     @property
     def why_alone(self) -> str:
-        """Say in one line, without a full stop, why the app's own training was not audited."""
         why = re.split(r": |\. (?=[A-Z])|; --debug", self.not_audited, maxsplit=1)[0].rstrip(".")
         return f"The app's own training was not audited{': ' * bool(why)}{re.sub('^The ', 'the ', why)}"
 
@@ -116,7 +115,7 @@ class AuditRecord:
 
     @property
     def when(self) -> str:
-        """Say under which conditions the page's main finding holds, in a sentence; empty if nothing was attacked."""
+        """Say when the page's main finding holds; empty without one."""
         step = self.shown_first
         observers = {one.observer for one in self.aggregate if one.leaks}
         if self._of("data"):
@@ -136,14 +135,14 @@ class AuditRecord:
         members = [one for one in self.aggregate if one.question in MEMBERSHIP and one.estimate]
         person = ["Yes: data are sent in the clear"] if self._of("data") else []
         if self.network_alone:
-            result = _within(self._own_headline.removesuffix(_NO_GUARANTEE))
+            result = uncapital(self._own_headline.removesuffix(_NO_GUARANTEE))
             only = "Not tested: neither the app's training nor its data were used"
             person.append(f"{only}. Its network alone, on random inputs: {result}")
         elif self._unjudged:
             person.append("Not known: compare the guesses with your own records")
         else:
             first, *rest = self._reconstructed or [""]
-            real = [*filter(None, [first]), *_members_said(members)]
+            real = [*filter(None, [first]), *members_said(members)]
             person += [*sorted(real, key=lambda said: not said.startswith("Yes")), *rest]
         if any(one.question == "continued" and one.leaks for one in self.aggregate):
             person.append("Yes: the final model completes texts of clients word for word")
@@ -168,7 +167,6 @@ class AuditRecord:
 
     @property
     def _reconstructed(self) -> list[str]:
-        """Return sentences without full stops on attacks from the app's own uploads, then from those asked for."""
         own, asked = ([step for step in self.steps if step.scenario.asked is made] for made in (False, True))
         said = list[str]()
         for steps, yes in ((own, "Yes"), (asked, "Yes, from uploads that only the audit asked for")):
@@ -179,7 +177,7 @@ class AuditRecord:
             if (best := max(leaks or known, key=attrgetter("share"), default=None)) is not None and (leaks or not said):
                 assert best.counts is not None
                 within = "" if leaks else f" (95 % interval {share_interval(best.counts.interval)})"
-                said.append(f"{yes if leaks else 'Not by reconstruction'}: {_within(_read(best))}{within}")
+                said.append(f"{yes if leaks else 'Not by reconstruction'}: {uncapital(_read(best))}{within}")
             elif steps is own and self._own_not_attacked:
                 said.append(self._own_not_attacked)
         return said
@@ -227,7 +225,8 @@ class AuditRecord:
     @property
     def headline(self) -> str:
         said = self._own_headline if self.before is None else _compared(self, self.before)
-        return f"Only the app's network was audited, on random inputs: {_within(said)}" if self.network_alone else said
+        only = "Only the app's network was audited, on random inputs"
+        return f"{only}: {uncapital(said)}" if self.network_alone else said
 
     @property
     def _own_headline(self) -> str:
@@ -306,11 +305,11 @@ def _compared(after: AuditRecord, before: AuditRecord) -> str:
         max([step for step in one.steps if step.leaks] or one.uploads_attacked, key=attrgetter("share"), default=None)
         for one in (after, before)
     )
-    said = "the same" if first == without else _within(without)
+    said = "the same" if first == without else uncapital(without)
     if first != without and new and old and old.leaks and new.scenario.name == old.scenario.name:
         assert old.counts is not None
         said = f"{old.counts.read} of {_number(old.counts.judged, KINDS[old.kind])}"
-    words = f"With {after.defense}{after.covers}, {_within(first)}; without it, {said}"
+    words = f"With {after.defense}{after.covers}, {uncapital(first)}; without it, {said}"
     named = (key for key in before.figures if "acc" in key.lower() and key in after.figures)
     if (key := next(named, None)) is None:
         return words
@@ -356,24 +355,10 @@ def _revealed(answers: Sequence[Answer], server: str) -> list[str]:
         for one in (one for one in answers if one.observer == who):
             assert one.estimate is not None and isinstance(one.control, Estimate)
             title = QUESTIONS[one.question].title
-            parts.append(f"{_within(title)} ({one.estimate.value:.2f}; control {one.control.value:.2f})")
+            parts.append(f"{uncapital(title)} ({one.estimate.value:.2f}; control {one.control.value:.2f})")
         several = [", ".join(parts[:-1])] if len(parts) > 1 else []
         sentences += [f"{subject} {' and '.join([*several, *parts[-1:]])}"] if parts else []
     return sentences
-
-
-def _members_said(members: Sequence[Answer]) -> list[str]:
-    seen = {"outsider": "the final model", "server": "the training's own uploads"}
-    sentences = []
-    for leaks, said in ((True, "Yes, by membership inference"), (False, "Not clearly by membership inference")):
-        own = [(seen[one.observer], one.estimate) for one in members if one.leaks is leaks]
-        parts = [f"from {what} (AUC {estimate.value:.2f})" for what, estimate in own if estimate]
-        sentences += [f"{said}: {' and '.join(parts)}"] if parts else []
-    return sentences
-
-
-def _within(sentence: str) -> str:
-    return f"{sentence[0].lower()}{sentence[1:]}"
 
 
 def _single_words(step: Answer) -> int:
@@ -410,13 +395,6 @@ OBSERVERS: Mapping[str, str] = {"server": "The server", "another_site": "Another
 
 def _number(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
-
-
-UPLOADS: Mapping[AttackedUploads, str] = {
-    AttackedUploads.PROBES: "uploads of few images each, which clients computed for this as they compute their own",
-    AttackedUploads.TRAINING: "updates of the training itself",
-    AttackedUploads.SERVER: "uploads of one image each that the server computed itself, undefended",
-}
 
 
 def audit_of_run(name: str, verdict: Verdict, site: tuple[Counts, int] | None = None) -> AuditRecord:

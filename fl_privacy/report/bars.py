@@ -55,7 +55,7 @@ def bars_of(answers: Sequence[Answer]) -> list[Bar]:
 
 
 def by_reality(answers: Sequence[Answer]) -> list[Answer]:
-    """Sort answers: from the app's own uploads, from uploads asked for, and from what never leaves a client."""
+    """Sort answers: the app's own uploads first, then uploads asked for."""
     return sorted(answers, key=lambda one: (one.scenario.asked, not one.scenario.leaves))
 
 

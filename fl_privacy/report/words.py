@@ -103,8 +103,13 @@ def interval(statistic: Statistic, name: str) -> str:
 
 
 def without_error(text: str) -> str:
-    """Return the part of ``text`` before the first name of an exception."""
+    """Cut ``text`` before the name of an exception."""
     return _ERROR.split(text, maxsplit=1)[0]
+
+
+def uncapital(text: str) -> str:
+    """Lower the first letter of ``text``."""
+    return f"{text[:1].lower()}{text[1:]}"
 
 
 def share_interval(ends: tuple[float, float]) -> str:
