@@ -174,12 +174,13 @@ def _of_convolutions(
         return _of_deep(layers, training, called, lambda: _is_solved(model, shape))
     smooth, pixels = not called & (_KINKED | _OTHERS), math.prod(shape)
     share = sum(layer.gradient for layer in layers) / (size * pixels)
-    counts = f"all layers give {share:.2g} equations for each pixel of the batch"
+    counts = f"All layers together give {share:.2g} equations for each pixel of the batch"
     alone = size == 1 and share >= 1 and (smooth or first.ratio >= _SOLVED)
     if alone or (smooth and training.is_gradient and share >= _DESCENDED):
-        return "reconstructible", first.name, f"Enough: {counts}."
+        return "reconstructible", first.name, f"{counts}, which is enough."
     few = share < _HOPELESS
-    return "not by these attacks" if few else "unknown", first.name, f"{'Too few' if few else 'Not enough'}: {counts}."
+    why = f"{counts}, which {'is too few' if few else 'may not be enough'}."
+    return "not by these attacks" if few else "unknown", first.name, why
 
 
 @torch.enable_grad()
@@ -197,7 +198,7 @@ def _of_deep(layers: _Layers, training: PlannedTraining, called: Set[str], is_so
     no: Outcome = "not by these attacks"
     open_: Outcome = "unknown"
     rules: tuple[tuple[object, Outcome, str], ...] = (
-        (not called & _KINKED or called & _OTHERS, open_, "Attacks were measured behind ReLUs only, this deep"),
+        (not called & _KINKED or called & _OTHERS, open_, "This deep, attacks were measured for ReLUs only"),
         (size > 1, no if size > _FEW_IMAGES else open_, "The outputs of single images, which solve a layer, are mixed"),
         (not training.is_gradient, open_, "Only one step of SGD shows the gradients that solve a layer"),
         (worst.ratio < _TOO_FEW, no, "Too few"),

@@ -107,9 +107,9 @@ def _participants(
     said = f", {number} examples that clients trained on and as many that they only evaluate"
     answer = separated(inside, outside, known, unknown, said)
     note = (
-        "Evidence: the decrease of an example's loss from the first model sent; the control uses the losses before it."
-        " Any other difference between the two kinds of examples counts as membership. Random augmentation of"
-        " training examples hides members; so does evaluating the examples that are trained on."
+        "Score of an example: the fall of its loss from the first to the final model; control: minus the first"
+        " loss. The figure is too high if evaluated examples differ in kind, and too low if training augments its"
+        " examples at random or also evaluates them."
     )
     return replace(answer, notes=(note, *answer.notes[1:]))
 

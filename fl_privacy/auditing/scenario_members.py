@@ -99,8 +99,8 @@ def members_of(clients: Sequence[WatchedReply], seen: Watched | None, seconds: f
     inside, outside, known, unknown = (np.concatenate(parts) for parts in found)
     if min(len(inside), len(outside)) < LEAST:
         raise NotAttackedError(f"{LEAST} pairs of equal class are expected, but got {len(inside)}; use more data")
-    alike = " of the same classes" if all(one is not None for one in classes) else ""
-    said = f"{len(clients)} uploads of the whole training, {len(inside)} own examples and as many of others{alike}"
+    alike = " of the same class" if all(one is not None for one in classes) else ""
+    said = f"{len(clients)} uploads of the whole training, {len(inside)} pairs of an own and another example{alike}"
     return separated(inside, outside, known, unknown, said)
 
 
@@ -123,11 +123,11 @@ def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknow
     found, said = Separation(positives=inside, negatives=outside), list[str]()
     for rate in (0.01, 0.001):
         at = tpr_at(found, rate)
-        few = f"not measured: it takes {round(1 / rate):,} examples of others, there are {len(outside)}"
+        few = f"not measured (needs {round(1 / rate):,} non-members, has {len(outside)})"
         figure = few if at is None else f"{at.value:.3f} ({at.low:.3f} to {at.high:.3f})"
         said.append(f"at {100 * rate:g} % FPR {figure}")
     answer = leaked_members(inside, outside, (known, unknown), uploads)
-    return replace(answer, notes=(*answer.notes, f"TPR with its 95 % interval: {'; '.join(said)}."))
+    return replace(answer, notes=(*answer.notes, f"TPR (95 % interval): {'; '.join(said)}."))
 
 
 def _alike(

@@ -55,7 +55,7 @@ def observed_training(client: WatchedReply, problem: StepProblem, number: int, v
             observation = problem.observed(victim, client.tensors(), plan)
             return replace(observation, upload=replace(observation.upload, num_examples=number)), said
     observation = problem.observed(victim, _mean_gradient(client), gradient_plan(seen))
-    said = f"The attacker takes the change in {seen.steps} steps as one gradient, of {number} examples."
+    said = f"The attack treats the change in {seen.steps} steps as one gradient of {number} examples, which is inexact."
     return replace(observation, upload=replace(observation.upload, num_examples=number, buffers={})), said
 
 

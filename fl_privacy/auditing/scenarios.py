@@ -298,7 +298,7 @@ class Scenarios:
         if self.attack_within is None or number >= EVALUATIONS["quick"]:
             return self.attack, ()
         return self.attack_within(number), (
-            f"The attack made {number} of {EVALUATIONS['quick']} evaluations an upload; a larger --seconds may help.",
+            f"Time allowed {number} of {EVALUATIONS['quick']} evaluations an upload; raise --seconds for a fair test.",
         )
 
     def _whole(self, observation: Observation, attack: ReconstructionAttack) -> Reconstruction:
@@ -356,7 +356,7 @@ class Scenarios:
         watched = self.clients[0].watched
         said = f"{watched.loaded or 'all its'} examples in {watched.steps} step{'s' * (watched.steps != 1)}"
         scenario = scenario_of("all", uploads=f"the training's own upload, of {said}", examples=max(1, watched.loaded))
-        scenario = replace(scenario, source=f"what the real training uploads, of {said}")
+        scenario = replace(scenario, source=f"the app's own upload of {said}")
         return replace(answer or Answer(reason=reason), scenario=scenario)
 
     def _training_attacked(self) -> Answer:
@@ -397,9 +397,9 @@ class Scenarios:
         # other clients' examples may differ in kind, which would make guesses at no example look right
         loaded = own if total > number else [*own, *others]
         answer = score([problem], [guess], loaded, self.seed, *guesses[1:])
-        drawn = f" of {total} examples: those that equal a guess, then random ones"
+        drawn = f" of {total} examples: any that equal a guess, then random ones"
         sample = drawn if total > number else " examples"
-        scored = f"{assumed} Its guesses are compared with {number}{sample}."
+        scored = f"{assumed} Guesses are compared with {number}{sample}."
         return replace(answer, notes=(*_notes(problems[0], observations[0], guesses), scored, *hurried))
 
 

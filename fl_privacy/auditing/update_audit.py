@@ -132,7 +132,7 @@ class UpdateAudit(AuditSession):
         if all(one.backwards for one in self.found) and min(n for n, _ in self.assumptions()) < self.num_classes - 1:
             self.problems.append(
                 "The change looks like that of BEFORE and AFTER in the other order: all classes but one would be in it."
-                " Exchange the files, unless so many examples are behind it."
+                " Exchange the files, unless it holds so many examples."
             )
 
     def assumptions(self) -> list[tuple[int, int]]:
@@ -307,7 +307,7 @@ class UpdateAudit(AuditSession):
         of = "the change" if self.updates[0].is_change else "the weights"
         many = f"the update {self.updates[0].name}" if len(self.updates) == 1 else f"{len(self.updates)} updates"
         files = _of(len(self.updates), "file")
-        lede = f"{many[0].upper()}{many[1:]}: {of} in {files}, next to the model as it was sent."
+        lede = f"{many[0].upper()}{many[1:]}: {of} in {files}, compared with the model that was sent."
         return AuditRecord(
             app=expanded(asked.after).stem,
             subject="update",
@@ -332,7 +332,7 @@ class UpdateAudit(AuditSession):
         numbers, steps, rates = zip(*((one.examples, one.steps, one.rate) for one in found), strict=True)
         exact = all(number == 1 for number in asked.steps or steps)
         exact &= all(abs(float(one.classes.sum()) - 1) < _WHOLE for one in found if one.classes is not None)
-        doubt = "" if exact else "; behind several steps or a filter it can be 5 times too low, and classes are rough"
+        doubt = "" if exact else "; after several steps or a filter, it can be 5 times too low and classes are rough"
         how, assumed = f"the output layer's bias{doubt}", f"a learning rate of {UNKNOWN_RATE}"
         return [
             ("Network", f"{type(self.network).__name__}, {self.num_classes} outputs"),

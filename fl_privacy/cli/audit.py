@@ -87,7 +87,7 @@ def audit(  # noqa: PLR0917
     """Run an unmodified Flower app and show what its clients' uploads leak.
 
     The app's code runs in this process, as `flwr run` would run it. The page lists what is sent in the clear, then what
-    can be reconstructed: from the easiest case (one example, one step) to the app's real uploads.
+    can be reconstructed: first from the app's real uploads, then from an upload of one example in one step.
     """
     several = {"run_config": run_config, "node_config": node_config, "defense": with_defense}
     asked = _asked(nodes, rounds, victims=victims, budget=budget, seconds=seconds) | {

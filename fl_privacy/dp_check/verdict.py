@@ -113,11 +113,11 @@ class ClaimVerdict:
 
     @property
     def sentence(self) -> str:
-        said = [f"claimed {self.claim.in_words()}" if self.claim else "nothing is claimed"]
+        said = [f"claimed {self.claim.in_words()}" if self.claim else "no epsilon is claimed"]
         if self.recomputed is not None:
             spent = self.recomputed.epsilon
             counted = f"recomputed {shown_epsilon(spent or 0.0)} ({self.recomputed.sampling})"
-            said.append("not recomputed: a fact is missing" if spent is None else counted)
+            said.append("not recomputed, since a fact is missing" if spent is None else counted)
         if self.check is not None:
             bare = self.check.contradicted and bool(self.check.bare)
             least = "nothing bounds it" if bare else f"at least {shown_epsilon(self.check.lower_bound)}"
@@ -141,7 +141,7 @@ class ClaimVerdict:
             Status.UNSUPPORTED: "the claim does not follow from what is stated",
             Status.OPEN: "nothing contradicts the claim",
             Status.UNTESTED: "the claim was not tested" if self.lower_bound is None else small,
-        }.get(self.status, "there is no claim to contradict")
+        }.get(self.status, "there is nothing to check")
 
     @property
     def _doubts(self) -> tuple[float, str] | None:

@@ -55,14 +55,14 @@ def leaked_classes(traces: Sequence[ClassTrace]) -> Answer:
     2022, "User-level label leakage from gradients").
     """
     if len({len(trace.change) for trace in traces}) != 1 or len(traces) < LEAST_CLIENTS:
-        said = f"fewer than {LEAST_CLIENTS} clients had known classes and uploaded their output layer's bias"
+        said = f"it needs {LEAST_CLIENTS} clients with known classes that upload their output layer's bias"
         return Answer(question="classes", reason=said)
     counts = np.stack([trace.counts / trace.counts.sum() for trace in traces])
     there = counts.sum(0) > 0
     changes = np.stack([trace.change / max(np.linalg.norm(trace.change), 1e-30) for trace in traces])[:, there]
     free = (len(traces) - 1) * (int(there.sum()) - 1)
     if free < LEAST_FREE:
-        said = f"{len(traces)} clients with {int(there.sum())} classes are too few to say; more --nodes may do"
+        said = f"{len(traces)} clients with {int(there.sum())} classes are too few; raise --nodes"
         return Answer(question="classes", reason=said)
     truth = _apart(counts[:, there])
     if not np.abs(truth).max() > 1e-9:
@@ -75,9 +75,9 @@ def leaked_classes(traces: Sequence[ClassTrace]) -> Answer:
         estimate=_correlation(changes, truth, free),
         control=_correlation(np.roll(changes, 1, 0), truth, free),
         notes=(
-            "From the last layer's bias alone, minus what all clients have in common. The control uses another"
-            f" client's upload; it lies at {-1 / (len(traces) - 1):.2f} on average, since clients are compared with"
-            " their mean.",
+            "Only the last layer's bias is used, as its difference from the mean of all clients. The control uses"
+            f" another client's upload. Since clients are compared with their mean, it is {-1 / (len(traces) - 1):.2f}"
+            " on average.",
         ),
     )
 
@@ -85,7 +85,7 @@ def leaked_classes(traces: Sequence[ClassTrace]) -> Answer:
 def leaked_words(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
     """Measure how well uploads reveal a client's words; ``read``: each client's true and inferred words."""
     if len(read) < LEAST_CLIENTS:
-        said = f"fewer than {LEAST_CLIENTS} clients were seen to upload an embedding of words"
+        said = f"it needs {LEAST_CLIENTS} clients that upload an embedding of words"
         return Answer(question="words", reason=said)
     common = set.intersection(*[truth for truth, _ in read])
     own = [(truth - common, guess - common) for truth, guess in read]
@@ -109,7 +109,7 @@ def leaked_members(inside: np.ndarray, outside: np.ndarray, before: tuple[np.nda
     """
     found = auc(Separation(positives=inside, negatives=outside))
     control = auc(Separation(positives=before[0], negatives=before[1]))
-    note = "Evidence: the decrease of an example's loss by the client's model; the control uses the losses before it."
+    note = "Score of an example: its loss under the model sent minus that under the client's; control: minus the first."
     return Answer(question="members", scenario=Scenario(uploads=made), estimate=found, control=control, notes=(note,))
 
 

@@ -38,6 +38,12 @@ class Scenario:
     examples: int = 1  # most examples behind one upload
     source: str = ""  # description of the attacked data, if not an upload of ``examples`` examples in one step
 
+    @property
+    def asked(self) -> bool:
+        """Return whether only the audit asked for such uploads."""
+        alone = self.name in ("one", "batch", "later")
+        return alone or not self.leaves or (self.name == "site" and bool(self.uploads or not self.source))
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shown:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fl_privacy.measure.intervals import binomial_tail, combined, either, share_at_most, share_interval
+from fl_privacy.measure.intervals import binomial_tail, combined, either, share_interval
 from fl_privacy.measure.outcome import ImageScore, Outcome
 from fl_privacy.measure.registry import TEXT_METRIC
 from fl_privacy.types.modality import MODALITIES
@@ -66,15 +66,6 @@ class Counts:
     def interval(self) -> tuple[float, float]:
         """Return the 95 % interval of the share of reconstructed examples; (0, 1) if none was scored."""
         return share_interval(self.read, self.judged, groups=self.groups or None) if self.judged else (0.0, 1.0)
-
-    @property
-    def at_most(self) -> float:
-        """Return the one-sided 95 % upper bound of the share of reconstructed examples; 1 if none was scored."""
-        return share_at_most(self.read, self.judged, groups=self.groups or None) if self.judged else 1.0
-
-    @property
-    def shown_interval(self) -> tuple[float, float]:
-        return self.interval if self.read else (0.0, self.at_most)
 
     @property
     def by_chance(self) -> float:

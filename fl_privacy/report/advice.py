@@ -94,7 +94,7 @@ def advice_from(
         f" {len(safe)} of these meet{'s' * (len(safe) == 1)} the goal: {goal_in_words(candidates, psnr_below)}.",
         *([f"Not known, since not everything was measured: {', '.join(unknown)}."] if unknown else []),
         *_private_by_name_alone(table),
-        f"Undefended: {_figures(undefended, undefended, threat)}.",
+        f"Without a defense: {_figures(undefended, undefended, threat)}.",
     ]
     kind = modality_judged_by(candidates[0].judged_by)
     least = min(affordable, key=lambda d: _leak(d, threat), default=None)
@@ -157,7 +157,7 @@ def _dearer(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Thr
         return _withheld(unread, table, threat)
     costly = max(fit, key=lambda d: d.accuracy)
     figures = _figures(costly, table.defenses[0], threat)
-    said = f"At a higher price nothing was reconstructed from one upload behind {costly.name}: {figures}."
+    said = f"At a higher price, {costly.name} let nothing be reconstructed from one upload: {figures}."
     return [said, *_not_protected(costly, table, threat)]
 
 
@@ -195,7 +195,7 @@ def _numbers(sizes: Sequence[int]) -> str:
 
 def _withheld(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Threat) -> list[str]:
     cheapest = min(unread, key=lambda d: (_cost(d), _leak(d, threat)))
-    nor = " Nor is any other defense recommended behind which nothing was reconstructed." if len(unread) > 1 else ""
+    nor = " The other defenses that let nothing be reconstructed are not recommended either." if len(unread) > 1 else ""
     return [f"{_kept_back(cheapest, threat, table)}{nor} Measure again by `{table.command}`."]
 
 
@@ -205,7 +205,7 @@ def _kept_back(defense: MeasuredDefense, threat: Threat, table: MeasuredTable) -
         overrides = [each.partition("=")[::2] for each in (*table.settings, *table.attackers, *defense.overrides)]
         given = {"defense": "none", **dict(overrides)}
         if any(given.get(key, values[0]) not in values for key, values in _SEARCHED_TEXTS.items()):
-            return f"{defense.name} is not recommended: the likeliest text behind it was not searched for."
+            return f"{defense.name} is not recommended: its attack did not search for the likeliest text."
     return withheld(found)
 
 
@@ -223,8 +223,8 @@ def _figures(defense: MeasuredDefense, undefended: MeasuredDefense, threat: Thre
     took = seconds(defense.seconds) if math.isfinite(defense.seconds) else "unknown time"
     sent = size(defense.upload_bytes) if math.isfinite(defense.upload_bytes) else "unknown bytes"
     return (
-        f"accuracy {percent(defense.accuracy)} ({0.0 - loss:+.1f} points),"
-        f" {leakage_in_words(defense.by_threat[threat])}; {took} and {sent} an upload"
+        f"accuracy {percent(defense.accuracy)} ({0.0 - loss:+.1f} points to no defense),"
+        f" {leakage_in_words(defense.by_threat[threat])}; the defense takes {took} an upload of {sent}"
     )
 
 
@@ -349,7 +349,7 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
         quiet_ones = [c for c in candidates if c.images and not (c.undefended or c.read or c.unknown or c.exposed)]
         open_ones = [c.name for c in quiet_ones if None in c.inferred.values()]
         kind, unknown = kind_in_words(candidates[0]), ", ".join(open_ones)
-        return f"{said} Behind {unknown} no {kind} was reconstructed; the rest is unknown." if open_ones else said
+        return f"{said} With {unknown}, no {kind} was reconstructed; the rest is unknown." if open_ones else said
     number = sum(c.unread(psnr_below) for c in candidates)
     kept = f", {points(best.pmm)} of the undefended" if best.pmm is not None else ""
     price = f"accuracy {percent(best.accuracy)}{kept}; {leakage_in_words(best)}"
@@ -363,7 +363,7 @@ def leakage_in_words(candidate: Candidate) -> str:
     """Describe all figures of the leakage of ``candidate``."""
     name, kind = candidate.judged_by, kind_in_words(candidate)
     single = "" if math.isfinite(candidate.upper) else f" of one {kind}"
-    by = f" [{candidate.by}]" if candidate.by else ""
+    by = f" in the worst case ({candidate.by})" if candidate.by else ""
     exposed = f", and {candidate.exposed} as the defense's substitutes" if candidate.exposed else ""
     unknown = candidate.unjudged - candidate.failures
     failed = f", while an attack failed on {candidate.failures}" if candidate.failures else ""

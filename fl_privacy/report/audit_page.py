@@ -13,11 +13,11 @@ from fl_privacy.measure.answer import QUESTIONS, Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.advice import noise_to_try
-from fl_privacy.report.audit_parts import UP, Captured, CountedLeak, Line, Severity, Volume
-from fl_privacy.report.bars import SHORT, Bar, bars_of, bars_of_questions, best_of, paired
+from fl_privacy.report.audit_parts import UP, UPLOADS, Captured, CountedLeak, Line, Severity, Volume, members_said
+from fl_privacy.report.bars import SHORT, Bar, bars_of, bars_of_questions, best_of, by_reality, paired
 from fl_privacy.report.gallery import data_uri
 from fl_privacy.report.page import render
-from fl_privacy.report.words import share_interval
+from fl_privacy.report.words import share_interval, uncapital
 from fl_privacy.runs.folder import Verdict
 from fl_privacy.runs.folder.leakage import AttackedUploads
 from fl_privacy.runs.folder.verdict import LEAK, OPEN, Tone
@@ -25,11 +25,10 @@ from fl_privacy.runs.folder.verdict import LEAK, OPEN, Tone
 MOST_LINES = 60  # lines of the inventory shown initially
 MOST_CLEAR, MOST_FIGURES = 3, 4  # bars of data in the clear at the head of the page, and compared figures of the app
 KINDS = {"image": "image", "row": "row", "node": "node", "graph": "node", "text": "text", "other": "example"}
-ASKED = ("one", "batch", "later")  # scenarios whose uploads clients are asked for
 MEMBERSHIP = ("members", "participants")  # questions on who took part
-_DRAWN = "random examples or networks in place of the app's own, which may leak more or less"
+_DRAWN = "Random examples or networks stood in for the app's own, which may leak more or less"
 NOT_TESTED = "The app's protections, such as differential privacy or secure aggregation, were not tested"
-_NO_GUARANTEE = ": this describes these attacks and is no guarantee"
+_NO_GUARANTEE = "; other attacks may reconstruct more"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +83,14 @@ class AuditRecord:
 
     @property
     def further(self) -> list[str]:
-        drawn = [NOT_TESTED if self.network_alone else f"This is of {_DRAWN}"] if self.drawn else []
+        drawn = [self.why_alone, NOT_TESTED] if self.network_alone else [_DRAWN] * self.drawn
         leaks = self._own_not_attacked and any(step.leaks for step in self.steps)
         return [*drawn, *self.also, *([self.when] if leaks else [])]
+
+    @property
+    def why_alone(self) -> str:
+        why = re.split(r": |\. (?=[A-Z])|; --debug", self.not_audited, maxsplit=1)[0].rstrip(".")
+        return f"The app's own training was not audited{': ' * bool(why)}{re.sub('^The ', 'the ', why)}"
 
     @property
     def also(self) -> list[str]:
@@ -111,42 +115,39 @@ class AuditRecord:
 
     @property
     def when(self) -> str:
-        """Say under which conditions the page's main finding holds, in a sentence; empty if nothing was attacked."""
+        """Say when the page's main finding holds; empty without one."""
+        step = self.shown_first
+        observers = {one.observer for one in self.aggregate if one.leaks}
         if self._of("data"):
             return "The app's replies hold it: no attack is needed"
-        if (step := self.shown_first) is not None and step.leaks:
-            alone = f"Uploads were made for this by plain SGD. {NOT_TESTED}" if self.network_alone else ""
-            if step.scenario.name not in ASKED:
-                return alone or f"The attack used {step.scenario.source or step.scenario.uploads}"
-            asked = "The audit asked clients for such uploads; in training, a client with little data may send them"
-            return alone or asked
-        if observers := {one.observer for one in self.aggregate if one.leaks}:
-            if "server" not in observers:
-                return OTHERS[max(observers)]["needs"]
-            return "The training's own uploads, with all their examples and steps, are enough for this"
-        attacked = any(step.counts for step in self.steps)
-        return "Only the attacks of this page were tried; others may reconstruct more" if attacked else ""
+        if step is not None and step.leaks and self.network_alone:
+            return "Uploads were made for this audit by plain SGD"
+        if step is not None and step.leaks and step.scenario.asked:
+            return "The audit asked clients for such uploads; in training, a client with little data may send them"
+        if step is not None and step.leaks:
+            return "" if self.subject == "update" else "The training itself sends what was attacked"
+        own = "The training's own uploads, with all their examples and steps, are enough for this"
+        return "" if not observers else own if "server" in observers else OTHERS[max(observers)]["needs"]
 
     @property
     def officer(self) -> list[tuple[str, str]]:
         """Return (question, answer without the full stop) for two questions of a data protection officer."""
-        members = [(one, one.estimate) for one in self.aggregate if one.question in MEMBERSHIP and one.estimate]
+        members = [one for one in self.aggregate if one.question in MEMBERSHIP and one.estimate]
         person = ["Yes: data are sent in the clear"] if self._of("data") else []
-        if any(step.leaks for step in self.steps):
-            alone = "Not tested for the app. With plain SGD, examples were reconstructed from its network's uploads"
-            person.append(alone if self.network_alone else self._examples_reconstructed)
+        if self.network_alone:
+            result = uncapital(self._own_headline.removesuffix(_NO_GUARANTEE))
+            only = "Not tested: neither the app's training nor its data were used"
+            person.append(f"{only}. Its network alone, on random inputs: {result}")
         elif self._unjudged:
             person.append("Not known: compare the guesses with your own records")
+        else:
+            first, *rest = self._reconstructed or [""]
+            real = [*filter(None, [first]), *members_said(members)]
+            person += [*sorted(real, key=lambda said: not said.startswith("Yes")), *rest]
         if any(one.question == "continued" and one.leaks for one in self.aggregate):
             person.append("Yes: the final model completes texts of clients word for word")
-        for one, estimate in [pair for pair in members if pair[0].leaks or not person]:
-            control = f"; control {one.control.value:.2f}" if isinstance(one.control, Estimate) else ""
-            figure = f"({estimate.value:.2f}{control})"
-            no_better = f"not clearly better than chance {figure}, though other attacks may succeed"
-            who = "The final model reveals" if one.observer == "outsider" else "The whole training's uploads reveal"
-            person.append(f"{who} it {f'better than guessing does {figure}' if one.leaks else no_better}")
-        person += [f"This is of {_DRAWN}"] if self.drawn and person else []
-        found_none = "these attacks found no leak, which is no guarantee"
+        person += [_DRAWN] if self.drawn and person and not self.network_alone else []
+        found_none = "these attacks found no leak, but others may reconstruct more"
         approval = f"Not by this page alone: {found_none}"
         if self.network_alone:
             approval = "Not by this page: the app's own training was not audited"
@@ -154,7 +155,8 @@ class AuditRecord:
             approval = "Not as it is: defend the clients, and audit again"
             approval = f"Not even with {self.defense}, whose uploads still leak" if self.defense else approval
         elif self.broken or self.going_on or not (self.uploads_attacked or members):
-            approval = "Not by this page: it does not show what uploads reveal about single examples"
+            shown = "nothing was tested" if self.silent else "no attack on single examples has a result"
+            approval = f"Not by this page: {shown}"
         elif self.before is not None and self.before.tone == LEAK:
             approval = f"Not without {self.defense}; with it{self.covers}, {found_none}"
         elif self._of("facts"):
@@ -164,21 +166,26 @@ class AuditRecord:
         return list(zip(asked, (". ".join(person) or untested, approval), strict=True))
 
     @property
-    def _examples_reconstructed(self) -> str:
-        best = max((step for step in self.steps if step.leaks), key=attrgetter("share"))
-        own = next((step for step in self.steps if step.scenario.name == "all"), None)
-        if best.scenario.name not in ASKED or (own is not None and own.leaks):
-            return "Yes: the examples themselves were reconstructed, from uploads like those with red bars"
-        rest = "; the app's own upload was not attacked"
-        if own is not None and own.counts is not None and own.counts.judged:
-            within = share_interval(own.counts.shown_interval)
-            rest = f", and {own.counts.read} of {own.counts.judged} (95 % interval {within}) from the app's own upload"
-        return f"Yes: {_read(best)[0].lower()}{_read(best)[1:]}, which only the audit asked for{rest}"
+    def _reconstructed(self) -> list[str]:
+        own, asked = ([step for step in self.steps if step.scenario.asked is made] for made in (False, True))
+        said = list[str]()
+        for steps, yes in ((own, "Yes"), (asked, "Yes, from uploads that only the audit asked for")):
+            if any(step.leaks for step in own if said):
+                break
+            known = [step for step in steps if step.scenario.leaves and step.counts is not None and step.counts.judged]
+            leaks = [step for step in known if step.leaks]
+            if (best := max(leaks or known, key=attrgetter("share"), default=None)) is not None and (leaks or not said):
+                assert best.counts is not None
+                within = "" if leaks else f" (95 % interval {share_interval(best.counts.interval)})"
+                said.append(f"{yes if leaks else 'Not by reconstruction'}: {uncapital(_read(best))}{within}")
+            elif steps is own and self._own_not_attacked:
+                said.append(self._own_not_attacked)
+        return said
 
     @property
     def next_step(self) -> str:
         if self.network_alone:
-            return "Fix the problem named above, and audit the app's own training"
+            return "Fix the error above, and audit the app's own training"
         if found := self._of("data") or ([] if self.tone == LEAK or self.broken else self._of("facts")):
             accepted = "" if found[0].severity == "data" else ", or decide that it may leave"
             fewer = "Send fewer trees, with a coarser max_bin (docs/trees.md), or decide that these facts may leave"
@@ -189,11 +196,11 @@ class AuditRecord:
             put = f"Put {self.defense} into the ClientApp (docs/defend.md). Only differential privacy is a guarantee"
             return stronger if self.tone == LEAK else put
         step = self.shown_first
-        if self.subject == "app" and step is not None and step.leaks and step.scenario.name in ASKED:
+        if self.subject == "app" and step is not None and step.leaks and step.scenario.asked:
             defense, cost = noise_to_try(step.kind)
             return f"Repeat this audit with --with-defense '{defense}' to compare both{cost} (docs/choose.md)"
         if self.tone == LEAK or self._unjudged:
-            look = "Look at the reconstructions, or give the site's own examples by --data to get figures and a control"
+            look = "Look at the reconstructions, or compare them with the site's own examples by --data"
             observers = {one.observer for one in self.answers if one.leaks}
             hide = "Hide single uploads from the server by secure aggregation (docs/secure_aggregation.md)"
             others = observers and "server" not in observers
@@ -201,7 +208,7 @@ class AuditRecord:
         waits = "Wait: this page is updated as results arrive" if self.going_on else ""
         longer = "Attack longer with --budget thorough. Only differential privacy is a guarantee (docs/defend.md)"
         late = any("--seconds" in step.reason for step in self.steps)
-        rest = "Judge by the list below of everything that is sent" if self.lines else "Solve the problems named here"
+        rest = "Read the list below of everything that is sent" if self.lines else "Fix the errors above"
         rest = longer if self.uploads_attacked else "Give the attacks more time with --seconds" if late else rest
         return "Audit the app again" if self.broken else waits or rest
 
@@ -218,19 +225,18 @@ class AuditRecord:
     @property
     def headline(self) -> str:
         said = self._own_headline if self.before is None else _compared(self, self.before)
-        if not self.network_alone:
-            return said
-        why = re.split(r"\. (?=[A-Z])|; --debug", self.not_audited, maxsplit=1)[0].rstrip(".")
-        why = f": {why.replace('The ', 'the ', 1) if why.startswith('The ') else why}" if why else ""
-        said = f"{said[0].lower()}{said[1:]}"
-        return f"The project's own training was not audited{why}. Its network {self.network_alone}: {said}"
+        only = "Only the app's network was audited, on random inputs"
+        return f"{only}: {uncapital(said)}" if self.network_alone else said
 
     @property
     def _own_headline(self) -> str:
         if clear := self._of("data"):
             return f"Clients send data in the clear: {clear[0].what}, in {clear[0].times} of {clear[0].of} replies"
         if read := [step for step in self.steps if step.leaks]:
-            return _read(max(read, key=attrgetter("share")))
+            real = [step.counts for step in self.uploads_attacked if step.counts and step.scenario.name == "all"]
+            most = max(read, key=attrgetter("share"))
+            own = f"; from the app's own upload, {real[0].read} of {real[0].judged}" if real else ""
+            return _read(most) + own * (most.scenario.name != "all")
         if leaking := [one for one in self.aggregate if one.leaks]:
             said = ". ".join(_revealed(leaking, server="Clients' uploads reveal to the server"))
             return f"{said}. {self._of_chance()}" if self.uploads_attacked else said
@@ -258,11 +264,9 @@ class AuditRecord:
         return any(one.estimate for one in self.aggregate)
 
     def _of_chance(self) -> str:
-        most = max(self.uploads_attacked, key=attrgetter("share"))
+        most = max(self.uploads_attacked, key=lambda step: (step.share, not step.scenario.asked))
         assert most.counts is not None
-        of = f"{most.counts.read} of {_number(most.counts.judged, KINDS[most.kind])}"
-        source = most.scenario.source if self.subject == "update" else "uploads"
-        said = f"The server's attacks reconstructed {of} from {source}, no more than chance allows"
+        said = _read(most) + ", no more than chance allows" * bool(most.counts.read)
         words = max(map(_single_words, self.uploads_attacked), default=0)
         return f"{said}, but {words} single word{'s' * (words != 1)} of them" if words else said
 
@@ -301,11 +305,11 @@ def _compared(after: AuditRecord, before: AuditRecord) -> str:
         max([step for step in one.steps if step.leaks] or one.uploads_attacked, key=attrgetter("share"), default=None)
         for one in (after, before)
     )
-    said = "the same" if first == without else without[0].lower() + without[1:]
+    said = "the same" if first == without else uncapital(without)
     if first != without and new and old and old.leaks and new.scenario.name == old.scenario.name:
         assert old.counts is not None
         said = f"{old.counts.read} of {_number(old.counts.judged, KINDS[old.kind])}"
-    words = f"With {after.defense}{after.covers}, {first[0].lower()}{first[1:]}; without it, {said}"
+    words = f"With {after.defense}{after.covers}, {uncapital(first)}; without it, {said}"
     named = (key for key in before.figures if "acc" in key.lower() and key in after.figures)
     if (key := next(named, None)) is None:
         return words
@@ -351,7 +355,7 @@ def _revealed(answers: Sequence[Answer], server: str) -> list[str]:
         for one in (one for one in answers if one.observer == who):
             assert one.estimate is not None and isinstance(one.control, Estimate)
             title = QUESTIONS[one.question].title
-            parts.append(f"{title[0].lower()}{title[1:]} ({one.estimate.value:.2f}; control {one.control.value:.2f})")
+            parts.append(f"{uncapital(title)} ({one.estimate.value:.2f}; control {one.control.value:.2f})")
         several = [", ".join(parts[:-1])] if len(parts) > 1 else []
         sentences += [f"{subject} {' and '.join([*several, *parts[-1:]])}"] if parts else []
     return sentences
@@ -393,13 +397,6 @@ def _number(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-UPLOADS: Mapping[AttackedUploads, str] = {
-    AttackedUploads.PROBES: "uploads of few images each, which clients computed for this as they compute their own",
-    AttackedUploads.TRAINING: "updates of the training itself",
-    AttackedUploads.SERVER: "uploads of one image each that the server computed itself, undefended",
-}
-
-
 def audit_of_run(name: str, verdict: Verdict, site: tuple[Counts, int] | None = None) -> AuditRecord:
     """Return the record of a strategy's audit, with one result for each round and attacker.
 
@@ -433,8 +430,10 @@ def render_audit(page: AuditRecord) -> str:
         "audit.html.j2",
         run=None,
         page=page,
-        bars=_bars(page) if page.before is None else paired(_bars(page), _bars(page.before), page.defense),
-        question_bars=paired(bars_of_questions(page.answers), questioned, page.defense),
+        bars=[
+            *paired(_bars(page), [] if page.before is None else _bars(page.before), page.defense),
+            *paired(bars_of_questions(page.answers), questioned, page.defense),
+        ],
         compared=[] if page.before is None else compared_rows(page, page.before),
         questions=QUESTIONS,
         shown=_shown(page),
@@ -447,7 +446,7 @@ def render_audit(page: AuditRecord) -> str:
 
 
 def _shown(page: AuditRecord) -> list[tuple[Answer, list[dict[str, Any]]]]:
-    return [(step, _views(step, step.shown)) for step in page.steps if step.counts]
+    return [(step, _views(step, step.shown)) for step in by_reality(page.steps) if step.counts]
 
 
 def _bars(page: AuditRecord) -> list[Bar]:
@@ -459,7 +458,7 @@ def _bars(page: AuditRecord) -> list[Bar]:
             clear.append(Bar(title=title, figure=figure, aside=aside, red=True, share=share))
     scenarios = bars_of(page.answers)
     if (step := page.shown_first) is not None and step.leaks:
-        place = sorted(page.steps, key=lambda one: one.scenario.name == "all").index(step)
+        place = by_reality(page.steps).index(step)
         best = _views(step, best_of(step, in_words=step.kind in _READ_IN_WORDS))
         scenarios[place] = replace(scenarios[place], kind=step.kind, best=best)
     return [*clear[:MOST_CLEAR], *scenarios]

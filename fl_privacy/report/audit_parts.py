@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fl_privacy.effects import Description
+from fl_privacy.measure.answer import Answer
 from fl_privacy.measure.counts import Counts
+from fl_privacy.runs.folder.leakage import AttackedUploads
 from fl_privacy.types.plan import Normalization
 
 UP = "client to server"  # direction of replies
@@ -77,3 +79,21 @@ class Captured:
     partitions: Mapping[int, int] = field(default_factory=dict)  # client -> stated partition; not written
     identified: Set[int] = frozenset()  # clients that ever stated a partition; not written
     site: tuple[Counts, int] | None = None  # what another site reconstructs, and how many sites there are; if attacked
+
+
+UPLOADS: Mapping[AttackedUploads, str] = {
+    AttackedUploads.PROBES: "uploads of few images each, which clients computed for this as they compute their own",
+    AttackedUploads.TRAINING: "updates of the training itself",
+    AttackedUploads.SERVER: "uploads of one image each that the server computed itself, undefended",
+}
+
+
+def members_said(members: Sequence[Answer]) -> list[str]:
+    """Describe results of membership inference."""
+    seen = {"outsider": "the final model", "server": "the training's own uploads"}
+    sentences = []
+    for leaks, said in ((True, "Yes, by membership inference"), (False, "Not clearly by membership inference")):
+        own = [(seen[one.observer], one.estimate) for one in members if one.leaks is leaks]
+        parts = [f"from {what} (AUC {estimate.value:.2f})" for what, estimate in own if estimate]
+        sentences += [f"{said}: {' and '.join(parts)}"] if parts else []
+    return sentences

@@ -9,7 +9,7 @@ import numpy as np
 from fl_privacy.measure.answer import QUESTIONS, Answer, Shown
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Estimate
-from fl_privacy.report.words import share_interval
+from fl_privacy.report.words import share_interval, without_error
 
 MOST_BEST = 3  # reconstructions next to the bar of the headline
 
@@ -37,6 +37,7 @@ class Bar:
     kind: str = "other"
     best: Sequence[Mapping[str, Any]] = ()  # views of the best reconstructions
     leaves: bool = True  # ``False`` for what never leaves a client
+    asked: bool = False  # ``True`` for uploads that only the audit asked for
     said: str = ""  # interval and control in words, unless they are shares
 
     @property
@@ -49,9 +50,13 @@ class Bar:
 
 
 def bars_of(answers: Sequence[Answer]) -> list[Bar]:
-    """Return a bar for each scenario whose examples were attacked; the scenario of the app's own uploads comes last."""
-    steps = [answer for answer in answers if answer.question == "examples"]
-    return [_of_examples(step) for step in sorted(steps, key=lambda step: step.scenario.name == "all")]
+    """Return a bar for each scenario whose examples were attacked, in the order of ``by_reality``."""
+    return [_of_examples(step) for step in by_reality(answers) if step.question == "examples"]
+
+
+def by_reality(answers: Sequence[Answer]) -> list[Answer]:
+    """Sort answers: the app's own uploads first, then uploads asked for."""
+    return sorted(answers, key=lambda one: (one.scenario.asked, not one.scenario.leaves))
 
 
 def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
@@ -65,7 +70,7 @@ def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Ba
         return list(after)
     found, old = list[Bar](), {bar.title: bar for bar in before}
     for bar in (bar for bar in after if bar.leaves and (bar.share, old.get(bar.title, bar).share) != (None, None)):
-        without = old.get(bar.title, Bar(title=bar.title))
+        without = old.get(bar.title, Bar(title=bar.title, asked=bar.asked))
         found += [without, replace(bar, title=f"with {defense}", aside=bar.aside * (bar.aside != without.aside))]
     return found
 
@@ -77,8 +82,8 @@ def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | No
     """
     failed = f"the attack failed on {counts.failures}" * bool(counts.failures)
     unknown = f"the originals of {counts.unknown} are not known" * bool(counts.unknown)
-    bounded = counts.share is None or counts.interval != (0.0, 1.0)
-    one = "" if bounded else "one upload: others may differ"
+    bounded = counts.interval != (0.0, 1.0)
+    one = "one upload: others may differ" if counts.groups == 1 < counts.judged else ""
     aside = "; ".join(filter(None, [aside, one, failed, unknown]))
     if counts.share is None:
         return Bar(title=title, figure="not known", aside=aside)
@@ -88,7 +93,7 @@ def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | No
         aside=aside,
         red=red,
         share=counts.share,
-        interval=counts.shown_interval if bounded else None,
+        interval=counts.interval if bounded else None,
         control=None if control is None else control.share,
     )
 
@@ -97,13 +102,14 @@ def _of_examples(step: Answer) -> Bar:
     title = SHORT.get(step.scenario.name, step.scenario.title)
     own = step.scenario.uploads.rpartition(", of ")[2] if step.scenario.name == "all" else ""
     if step.counts is None:
-        return Bar(title=title, aside=own or step.reason.partition(";")[0].partition(". ")[0])
+        why = without_error(step.reason).partition(";")[0].partition(". ")[0]
+        return Bar(title=title, asked=step.scenario.asked, aside=own or why)
     aside = own if step.scenario.leaves else "never leaves the client"
     if step.scenario.name == "batch":
         aside = f"{step.scenario.examples} examples"
     control = step.control if isinstance(step.control, Counts) else None
     made = bar_of_counts(title, step.counts, red=step.leaks, control=control, aside=aside)
-    return replace(made, leaves=step.scenario.leaves)
+    return replace(made, leaves=step.scenario.leaves, asked=step.scenario.asked)
 
 
 def _of_question(answer: Answer, found: Estimate) -> Bar:
@@ -111,7 +117,7 @@ def _of_question(answer: Answer, found: Estimate) -> Bar:
     low, share, high = (min(1.0, max(0.0, value)) for value in (found.low, found.value, found.high))
     compared = f"; control {control.value:.2f}" if isinstance(control, Estimate) else ""
     near = not answer.leaks and isinstance(control, Estimate) and found.low > max(found.chance, control.value)
-    why = "; gray, since chance alone gives this in over 1 % of audits" if near else ""
+    why = "; gray although above its control: chance alone gives this in over 1 % of audits" if near else ""
     return Bar(
         title=question.title,
         figure=f"{found.value:.2f}",

@@ -129,7 +129,7 @@ def _headline(measured: MeasuredBenchmark, board: Board) -> str:
     if board.best is None or board.best.missing(board.threat):
         return f"No defense was measured to the end that costs at most {loss}"
     found = board.best.candidate(board.threat)
-    still = f"; {read_of(found)} behind it" if found is not None and found.read else ""
+    still = f"; {read_of(found)} with it" if found is not None and found.read else ""
     return f"{'So far ' * so_far}{board.best.entry.name} leaks least of those that cost at most {loss}{still}"
 
 
@@ -138,7 +138,7 @@ def _found(measured: MeasuredBenchmark, board: Board) -> list[str]:
     if best is not None and not best.missing(board.threat) and (found := best.candidate(board.threat)) is not None:
         name = found.judged_by
         sentences.append(
-            f"Behind {best.entry.name}: {read_of(found)} by the worst attacker{f' [{found.by}]' if found.by else ''},"
+            f"With {best.entry.name}: {read_of(found)} by the worst attacker{f' ({found.by})' if found.by else ''},"
             f" mean {title_within(name)} {metric(found.psnr, name)}"
             f"{below(_within(found.upper, name), found.psnr, name)}."
         )
@@ -149,9 +149,9 @@ def _found(measured: MeasuredBenchmark, board: Board) -> list[str]:
     hide = sum(found.unread() for found in found_by)
     kind, several = KINDS.get(measured.metric, "image"), len(found_by) > 1
     tried = f"{len(found_by)} defenses that were" if several else "the one defense that was"
-    none = f"Behind {f'{hide} of ' * several}{tried} measured to the end, no attacked {kind} was reconstructed."
+    none = f"With {f'{hide} of ' * several}{tried} measured to the end, no attacked {kind} was reconstructed."
     behind = f"{'each of the ' * several}{tried} measured to the end"
-    return [*sentences, none if hide else f"At least one attacked {kind} was reconstructed behind {behind}."]
+    return [*sentences, none if hide else f"At least one attacked {kind} was reconstructed with {behind}."]
 
 
 def _picture(measured: MeasuredBenchmark, board: Board) -> Markup | None:
@@ -177,7 +177,7 @@ def _picture(measured: MeasuredBenchmark, board: Board) -> Markup | None:
     for standing in shown:
         figures = [f"{t} {metric(f.psnr, name)}" for t in threats if (f := standing.candidate(t))]
         sentences.append(f"{standing.entry.name}: {', '.join(figures)}")
-    alt = f"What attackers reconstruct behind each defense. {'; '.join(sentences)}"
+    alt = f"What attackers reconstruct with each defense. {'; '.join(sentences)}"
     return draw_svg(draw, alt, height=max(1.6, 0.7 + 0.27 * len(shown)))
 
 

@@ -26,7 +26,7 @@ from fl_privacy.report.inferred import HEADINGS, MEASURES, sentence
 from fl_privacy.report.page import render, writable
 from fl_privacy.report.run_page import what_was_done
 from fl_privacy.report.settings import batch_norm_in_words
-from fl_privacy.report.words import glossary_of, interval, metric, percent, points, ratio, title_within
+from fl_privacy.report.words import glossary_of, interval, metric, percent, points, ratio, share_interval, title_within
 from fl_privacy.runs.folder import LeakageResult, Run, Verdict, read_run, verdict_of
 from fl_privacy.runs.folder.defense_choice import CAN_INFER, HEADLINE, strongest
 from fl_privacy.runs.folder.leakage import worst_by
@@ -170,7 +170,7 @@ def _audit_risks(record: "AuditRecord", attacked: Sequence[Answer], kind: str) -
     lines = [line.removesuffix("; everything that is sent is listed below") for line in record.further[:3]]
     if attacked and (worst := max(attacked, key=attrgetter("share")).counts) is not None and worst.judged:
         lines.append(
-            f"Up to {100 * worst.at_most:.0f} % of {kind}s behind such uploads may be reconstructed (95 % confidence)."
+            f"Share of {kind}s reconstructed from such uploads: {share_interval(worst.interval)} (95 % interval)"
         )
     epsilons = ", ".join(f"{name} {max(values):.3g}" for name, values in record.stated.items() if values)
     guarantee = f"Clients state differential privacy ({epsilons}), which this page does not check"
@@ -296,10 +296,9 @@ def _untested(run: Run, verdict: Verdict, kind: str) -> list[str]:
 
 def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
     lines, found = [basis] if basis else [], verdict.readings
-    if verdict.most is not None:
-        lines.append(
-            f"Up to {100 * verdict.counts.at_most:.0f} % of all such {kind}s may be reconstructed (95 % confidence)."
-        )
+    if verdict.most is not None and not verdict.counts.read:
+        within = share_interval(verdict.counts.interval)
+        lines.append(f"Share of such {kind}s that this attack reconstructs: {within} (95 % interval).")
     for name in dict.fromkeys(reading.main for reading in found):
         if measured := [s.max for reading in found if (s := reading.statistic(name)) is not None]:
             lines.append(f"The best reconstruction has {title_within(name)} {metric(max(measured), name)}.")

@@ -15,7 +15,7 @@ from fl_privacy.report.words import metric, percent, ratio, title
 from fl_privacy.runs.folder import Counts, Recognized, read_run, verdict_of
 from fl_privacy.runs.folder.defense_choice import CAN_INFER
 from fl_privacy.runs.folder.leakage import PUBLIC, AttackedUploads, AttackFacts
-from fl_privacy.runs.folder.verdict import LEAK, Ground, Tone, Verdict
+from fl_privacy.runs.folder.verdict import BOUNDED, LEAK, Ground, Tone, Verdict
 from fl_privacy.types.modality import ROWS, TEXTS
 
 
@@ -141,7 +141,7 @@ def _few_words(counts: Counts) -> str:
 
 
 def _upper(counts: Counts) -> str:
-    return f"{100 * counts.at_most:.0f} %"
+    return f"{100 * counts.interval[1]:.0f} %"
 
 
 def read_in_words(counts: Counts) -> str:
@@ -231,7 +231,6 @@ def _basis(verdict: Verdict, kind: str) -> list[str]:
                 f" predict. Wrongly inferred words: {words.wrong or 'none'}."
             )
     sentences.append(tried_in_words(verdict, kind))
-    sentences += _others(verdict)
     counts = [reading.counts for reading in verdict.readings]
     if verdict.ground is not Ground.FAILED and (failures := max(c.failures for c in counts)):
         sentences.append(f"The attack failed on {failures} more, which are not counted.")
@@ -256,11 +255,11 @@ def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
     }
     (low, high), apart = counts.interval, ""
     if counts.identified:
-        blurred = "" if psnr and psnr.min >= CLEAR else " (compared as they are, or blurred); it may look different"
-        apart = f" Identified: the guess is nearer to the original than to all other {kind}s{blurred}."
+        blurred = "" if psnr and psnr.min >= CLEAR else ", as they are or blurred. The guess may look different"
+        apart = f" Identified: the original is nearer to the guess than all other {kind}s are{blurred}."
     return (
         f"Reconstructed: {', '.join(way for way, number in ways.items() if number)}.{apart} With 95 %"
-        f" confidence, this attack reconstructs {100 * low:.0f} to {100 * high:.0f} % of such {kind}s."
+        f" confidence, this attack reconstructs {100 * low:.0f} to {100 * high:.0f} % of {kind}s attacked like this."
     )
 
 
@@ -272,28 +271,15 @@ def tried_in_words(verdict: Verdict, kind: str) -> str:
     budget = re.sub(r"\bbudget (\w+)", r"\1 budget", facts.budget)
     budget = f" ({budget})" if budget else ""
     adaptive = any(reading.attacker == "adaptive" for reading in verdict.readings)
-    knows = f", {'with and ' * adaptive}without knowledge of the defense"
+    knows = " No attacker knew the defense; one that does may reconstruct more (threat_model=adaptive)."
+    knows = " The plain attacker does not know the defense, the adaptive one does." if adaptive else knows
     knows = "" if facts.undefended or not facts.defenses else knows
     uploads = f"{facts.uploads} uploads per {kind}" if facts.uploads > 1 else f"one upload per {kind}"
     article, pixels = "an" if kind.startswith(tuple("aeiou")) else "a", verdict.modality.pixels
     used = [f"public {kind}s" if one == PUBLIC else one for one in facts.priors or () if one == PUBLIC or pixels]
     prior = "" if facts.priors is None else f", without {article} {kind} prior"
     prior = f", with {article} {kind} prior ({', '.join(used)})" if used else prior
-    return f"Attack: {name}{budget}, run by {server}{knows}, on {uploads}{prior}."
-
-
-def _others(verdict: Verdict) -> list[str]:
-    shown = verdict.by_round.values()
-    others = [r for r in verdict.readings if r.counts.judged and not any(r is one for one in shown)]
-    sentences = []
-    for attacker in dict.fromkeys(reading.attacker for reading in others):
-        own = [reading for reading in reversed(others) if reading.attacker == attacker]
-        results = ", ".join(
-            read_in_words(r.counts) + (f" in round {r.round}" if len(verdict.by_round) > 1 else "")
-            for r in own[:: max(1, len(own) - 1)]
-        )
-        sentences.append(f"The {attacker} attacker reconstructed {results}.")
-    return sentences
+    return f"Attack: {name}{budget}, run by {server}, on {uploads}{prior}.{knows}"
 
 
 def _open_ends(verdict: Verdict, kind: str) -> list[str]:
@@ -341,6 +327,12 @@ def run_in_words(run_dir: Path) -> str:
     run = read_run(run_dir)
     verdict = verdict_of(run)
     return visible(f"{headline_of(verdict).text}. {to_do(verdict)}".replace("?.", "?"))
+
+
+def approval(verdict: Verdict) -> str:
+    """Say whether such a training may be approved."""
+    said = {LEAK: "Not as it is", BOUNDED: "Yes, if this bound suffices for your data"}
+    return f"{said.get(verdict.tone, 'Not by this page')}. {to_do(verdict)}"
 
 
 def to_do(verdict: Verdict) -> str:

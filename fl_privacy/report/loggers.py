@@ -53,7 +53,7 @@ def _figures(run: Run) -> Iterator[Scalar]:
         place, counts = f"{PREFIX}/{reading.attacker}", reading.counts
         if counts.judged:
             yield f"{place}/share_read", counts.read / counts.judged, reading.round
-            yield f"{place}/share_read_at_most", float(counts.at_most), reading.round
+            yield f"{place}/share_read_at_most", float(counts.interval[1]), reading.round
         if (statistic := reading.statistic(reading.main)) is not None:
             yield f"{place}/{reading.main}_mean", float(statistic.mean), reading.round
 

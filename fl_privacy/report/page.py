@@ -67,6 +67,7 @@ def environment() -> Environment:
         "title_of": words.title,
         "title_within": words.title_within,
         "few": readings.few,
+        "without_error": words.without_error,
         "options": lambda text: Markup(_OPTION.sub(r'<span class="option">\1</span>', str(escape(text)))),
         "read_in_words": headline.read_in_words,
     }

@@ -13,7 +13,7 @@ from fl_privacy.report import gallery
 from fl_privacy.report.bars import Bar, bar_of_counts, bars_of
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.gallery import films_of_run
-from fl_privacy.report.headline import bound_in_words, headline_of
+from fl_privacy.report.headline import approval, bound_in_words, headline_of
 from fl_privacy.report.inferred import views_of
 from fl_privacy.report.page import render
 from fl_privacy.report.ppc import paper_view_of
@@ -21,7 +21,7 @@ from fl_privacy.report.settings import batch_norm_in_words, chosen, figures_of, 
 from fl_privacy.report.words import span
 from fl_privacy.runs.config.parse import select
 from fl_privacy.runs.folder import Attacker, Film, LeakageResult, Pair, Run, Sentence, Verdict, verdict_of
-from fl_privacy.runs.folder.leakage import AttackedUploads, facts_of, in_round, modality_attacked, worst_by
+from fl_privacy.runs.folder.leakage import facts_of, in_round, modality_attacked, worst_by
 from fl_privacy.runs.folder.pictures import RowPair
 from fl_privacy.runs.folder.verdict import LEAK, tone_of
 from fl_privacy.types.modality import ROWS, TEXTS, Modality
@@ -35,7 +35,7 @@ def is_audit(run: Run) -> bool:
 
 
 def audit_lede(run: Run) -> str:
-    """Describe the audited app and its attacked uploads."""
+    """Describe the audited app and its training."""
     config = run.identity.config
     rounds = select(config, "federation.rounds") if config.get("command") == "audit" else None
     by = f" by {strategy}" if (strategy := chosen(run, "federation")) else ""
@@ -44,28 +44,7 @@ def audit_lede(run: Run) -> str:
     defended = f"defended by {' and '.join(run.defenses)}, as clients say"
     guarded = defended if run.defenses else "undefended as far as clients say"
     against = f", attacked by {chosen(run, 'attack')}" if run.of_kind("image") else ""
-    against += ", with and without knowledge of the defense" if run.summary.adaptive else ""
-    return f"{trained}, {guarded}{against}. {_attacked(run)}".strip()
-
-
-def _attacked(run: Run) -> str:
-    sizes: dict[str, int] = {}
-    for image in run.of_kind("image"):
-        sizes[image["id"]] = max(sizes.get(image["id"], 0), image["image"] + 1)
-    if not sizes:
-        return "No upload was attacked, so nothing is known about what uploads leak."
-    probes = [size for id, size in sizes.items() if "victim-" in id]
-    updates = [size for id, size in sizes.items() if "victim-" not in id]
-    targets = []
-    if facts_of(run).source is AttackedUploads.SERVER:
-        targets.append(f"{len(probes)} uploads of one image each that the server computed itself, undefended")
-    elif probes:
-        images = "one image each, the worst case" if set(probes) == {1} else f"{span(probes)} images each"
-        targets.append(f"{len(probes)} uploads computed from {images}")
-    if updates:
-        images = "one image" if set(updates) == {1} else f"{span(updates)} images"
-        targets.append(f"{len(updates)} training updates, each of {images}")
-    return " ".join(f"The attack targets {target}." for target in targets)
+    return f"{trained}, {guarded}{against}."
 
 
 def what_was_done(run: Run) -> str:
@@ -86,12 +65,11 @@ def what_was_done(run: Run) -> str:
     against = f", attacked by {attack}" if attack and attack != "none" and run.of_kind("image") else ""
     inferred = chosen(run, "inference").replace("+", ", ")
     against += f", asked about {inferred}" if inferred and inferred != "none" else ""
-    against += ", with and without knowledge of the defense" if run.summary.adaptive else ""
     server = chosen(run, "server")
     if server and server != "honest":
         against = f", attacked by a malicious server ({server})" + ("" if _reads_itself(run) else f" and{against[1:]}")
     done = f"{trained}, trained{where}, {guarded}{against}." if rounds else f"{trained}, {guarded}{against}."
-    return f"{done} {assumptions(run)}".strip()
+    return f"{done} {uploads_of(run)}".strip()
 
 
 def _reads_itself(run: Run) -> bool:
@@ -101,17 +79,6 @@ def _reads_itself(run: Run) -> bool:
     known = target.startswith(("fl_privacy.malicious.", "fl_privacy.attacks.malicious."))
     attack = getattr(malicious, target.rpartition(".")[2], None) if known else None
     return attack is not None and bool(attack.reads_images)
-
-
-def assumptions(run: Run) -> str:
-    """Return sentences on the attacked uploads and on attackers that were not tried; empty if nothing was attacked."""
-    found = run.summary.attacked
-    if not found:
-        return ""
-    sentences = [uploads_of(run)]
-    if not run.identity.undefended and all(reading.attacker is Attacker.PLAIN for reading in found):
-        sentences.append("No attacker knew the defense; one that does may reconstruct more (threat_model=adaptive).")
-    return " ".join(sentences)
 
 
 def uploads_of(run: Run) -> str:
@@ -241,6 +208,7 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         tone=lambda reading: tone_of([reading], verdict.facts.source),
         problems=[*problems, *shown.problems],
         lede=what_was_done(run),
+        approval=approval(verdict),
         main_tiles=_main_tiles(found),
         labels=worst_by("label_correct", last),
         proven=max(proven, key=lambda reading: reading.certainties[Certainty.PROVEN], default=None),

@@ -12,6 +12,7 @@ from fl_privacy.measure.intervals import LEAST_SPLIT
 from fl_privacy.measure.registry import IMAGE_METRIC, LARGEST_PSNR
 
 MARK = "<!-- words -->"  # place of a page's folded glossary
+_ERROR = re.compile(r":? \(?[\w.]*(?:Error|Exception|Exit)\b")
 _MARKUP = re.compile(r"<(style|script|svg)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
 
@@ -101,10 +102,19 @@ def interval(statistic: Statistic, name: str) -> str:
     return "[{}, {}]".format(*map(show, statistic.ci95))
 
 
+def without_error(text: str) -> str:
+    """Cut ``text`` before the name of an exception."""
+    return _ERROR.split(text, maxsplit=1)[0]
+
+
+def uncapital(text: str) -> str:
+    """Lower the first letter of ``text``."""
+    return f"{text[:1].lower()}{text[1:]}"
+
+
 def share_interval(ends: tuple[float, float]) -> str:
-    """Format the 95 % interval of a share: ``7 to 60 %``, or ``up to 53 %`` from 0."""
-    low = f"{100 * ends[0]:.0f} to" if ends[0] else "up to"
-    return f"{low} {100 * ends[1]:.0f}\N{NO-BREAK SPACE}%"
+    """Format the 95 % interval of a share, such as ``7 to 60 %``."""
+    return f"{100 * ends[0]:.0f} to {100 * ends[1]:.0f}\N{NO-BREAK SPACE}%"
 
 
 def title(name: str) -> str:

@@ -226,13 +226,13 @@ def _headline(candidates: Sequence[Candidate], best: Candidate | None, psnr_belo
         kind = kind_in_words(best)
         none = f"none of {best.images} {kind}s was" if best.images > 1 else f"the one {kind} was not"
         left = "the attack may have failed" if withheld(best) else f"up to {100 * best.at_most:.0f} % may leak"
-        return f"Behind {best.name}, {none} reconstructed; {left}"
+        return f"With {best.name}, {none} reconstructed; {left}"
     if (plain := unread_undefended(candidates)) is not None:
         return f"The attacks reconstructed nothing undefended either: {read_of(plain)}"
     defended = [candidate for candidate in candidates if not candidate.undefended]
     if defended and all(candidate.read for candidate in defended):
         tried = "the one defense that was" if len(defended) == 1 else f"each of the {len(defended)} defenses that were"
-        return f"Clients' {kind_in_words(candidates[0])}s were reconstructed behind {tried} tried"
+        return f"Clients' {kind_in_words(candidates[0])}s were reconstructed with {tried} tried"
     return f"No defense meets the goal: {goal_in_words(candidates, psnr_below)}"
 
 

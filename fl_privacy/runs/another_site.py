@@ -18,8 +18,8 @@ SUMMED = 0  # client id of an update that is the sum of the other sites'
 MOST_BY_SITES = 4  # maximum number of an audit's uploads that another site also attacks
 
 SITE_NOTE = (
-    "Another site is given each global model and the weights of the mean, and subtracts its own update. Secure"
-    " aggregation does not hide this; noise that the server adds to the mean would."
+    "Another site receives each global model, knows the weights of the mean, and subtracts its own update. Secure"
+    " aggregation does not prevent this. Noise that the server adds to the mean does."
 )
 
 

@@ -85,7 +85,7 @@ def test_a_run_records_it_for_each_attacker(tmp_path: Path) -> None:
     assert page.count("of 4 images; guessing gets 50.0\N{NO-BREAK SPACE}%") == 1, (
         "in a tile, of the attacker that traced best"
     )
-    assert page.count('<td class="number" data-label="Images asked for">4</td>') == 2
+    assert page.count('<td class="number" data-label="Number of images">4</td>') == 2
     assert summary["tracing"]["mean"] == records[0]["distance"]
     assert summary["adaptive"]["tracing"]["mean"] == records[1]["distance"]
 

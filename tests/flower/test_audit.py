@@ -115,7 +115,7 @@ def test_clients_without_a_mod_are_read_too(tmp_path: Path) -> None:
     app.start(audit(app.fedavg(), model=Net, data=pictures, out=tmp_path, attack=QUICK, rounds=1))
     run = run_in(tmp_path)
 
-    assert "training updates, each of 6 images" in (run.path / "report.html").read_text()
+    assert "From the training updates themselves, of 6 images each" in (run.path / "report.html").read_text()
     assert run.summary.plain.images == app.CLIENTS * app.EACH
     assert "are these yours?" in (run.path / "report.html").read_text()  # nobody said whose update is whose
 

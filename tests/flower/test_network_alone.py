@@ -1,6 +1,8 @@
 """The audit of a project's network alone: only if no client trains, and never taken for one of its own training."""
 
+import html
 import json
+import re
 import sys
 import time
 from collections import Counter
@@ -83,12 +85,16 @@ def test_a_network_is_audited_alone_if_no_client_trains(tmp_path: Path, client: 
     folder = written(tmp_path / "app", server=SERVER, client=client, model=NET)
     session, record = audited(folder, tmp_path / "out")
     why = "redis at 10.0.0.1 does not answer" if client == CRASHES else "weights are missing"
-    assert record["headline"].startswith("The project's own training was not audited: ")
-    assert why in record["headline"].partition(". Its network Net (")[0]
-    assert record["network_alone"].endswith("alone, trained by plain SGD on drawn images of 1 x 28 x 28 values")
+    assert record["headline"].startswith("Only the app's network was audited, on random inputs: ")
+    assert record["further"][0].startswith("The app's own training was not audited: ")
+    assert record["network_alone"].endswith("alone, trained by plain SGD on random images of 1 x 28 x 28 values")
     assert why in record["problems"][0] and record["rungs"][0]["counts"]["judged"] == 1
     assert record["survivors"] == [] and record["models"] == {"Net": 2}
     page = session.page.read_text()
+    first = re.search(r"<h1[^>]*>(.*?)</h1>", page)
+    assert first is not None and len(first[1].split()) <= 25 and why not in first[1]
+    shown, folded = page.split("<summary>The error in full</summary>")
+    assert f"{record['further'][0]}.</strong>" in html.unescape(shown) and why in folded
     assert "differential privacy or secure aggregation, were not tested" in page
     assert "made by the app's own code" not in page and "What clients send in the clear" not in page
     assert "Net(num_classes" not in page if client == CRASHES else "Net(7, width=WIDTH)" in page
@@ -141,7 +147,7 @@ def test_in_a_sandbox_the_reason_has_its_remedy(tmp_path: Path, capfd: pytest.Ca
     record = json.loads((out / "audit-app" / "audit.json").read_text())
     assert record["network_alone"].startswith("Net (model.py) alone")
     assert "Network is unreachable" in record["problems"][0] and "sandbox" in record["problems"][0]
-    assert "The project's own training was not audited: no client answered" in capfd.readouterr().out
+    assert "The app's own training was not audited: no client answered" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -412,13 +418,11 @@ def test_a_project_whose_scripts_wait_for_a_button_or_is_none_of_flower(
         assert "it may wait for a button" in capsys.readouterr().err
         assert run_command_line([*command, "--stand-in"]) == 0
         said = capsys.readouterr().out
-        assert (
-            "was not audited: " in said and "it may wait for a button" in said and "Its network Net (model.py)" in said
-        )
+        assert "Only the app's network was audited" in said and "training was not audited: " in said
         folder = written(tmp_path / "plain", model=NET.replace("num_classes, width", "num_classes=3, width=2"))
         command[1] = str(folder)
         assert run_command_line([*command, "--stand-in", "--network", "model.py:Net"]) == 0
-        assert "was not audited. Its network Net (model.py) alone" in capsys.readouterr().out
+        assert "The app's own training was not audited. " in capsys.readouterr().out
 
 
 def test_the_record_of_a_network_alone_is_sent_and_never_approves() -> None:
@@ -429,7 +433,8 @@ def test_the_record_of_a_network_alone_is_sent_and_never_approves() -> None:
     )  # fmt: skip
     again = record_of_json(record_to_json(record))
     assert again.network_alone == record.network_alone and again.not_audited == record.not_audited
-    assert again.headline.startswith("The project's own training was not audited: no Redis. Its network Net (model.py)")
+    assert again.headline.startswith("Only the app's network was audited, on random inputs: ")
+    assert again.further[0] == "The app's own training was not audited: no Redis"
     assert dict(again.officer)["Can this training be approved?"].startswith("Not by this page")
     assert "a network alone" in render_audit(again) and "audit the app's own training" in again.next_step
 
@@ -444,8 +449,7 @@ def network_alone_scenario() -> Any:
 def test_a_network_alone_is_compared_with_a_defense(tmp_path: Path) -> None:
     folder = written(tmp_path / "app", server=SERVER, client=NEVER_STARTS, model=NET)
     _, record = audited(folder, tmp_path / "out", network="model.py:Net", defense=("dp_noise", "defense.scale=0.1"))
-    said = "The project's own training was not audited. Its network Net (model.py) alone, trained by plain SGD on drawn"
-    assert record["headline"].startswith(said) and ": with dp_noise" in record["headline"]
+    assert record["headline"].startswith("Only the app's network was audited, on random inputs: with dp_noise")
     assert record["problems"] == [] and record["before"]["network_alone"] == record["network_alone"]
 
 

@@ -162,7 +162,7 @@ def test_examples_are_drawn_again_in_the_shape_that_the_network_takes(tmp_path: 
         session = audit_app(read_app(folder), request)
     record = json.loads((session.page.parent / "audit.json").read_text())
     assert not record["problems"] and record["models"], record["headline"]
-    assert f"What was drawn has the shape that its network takes ({shape})." in record["notes"]
+    assert f"Random data have the shape that its network takes ({shape})." in record["notes"]
 
 
 def test_what_is_there_is_loaded_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -584,7 +584,7 @@ def test_a_saved_set_without_its_rows_is_drawn_as_it_declares_itself(tmp_path: P
         assert Path("/home/somebody/clinic/part_0").is_dir() and not Path("/home/somebody/clinic").exists()
     assert drawn.features == kinds and len(drawn) == 600 and set(drawn["label"]) == {0, 1}
     assert np.std(drawn[0]["series"]) > 0 and len(drawn[0]["series"]) == 16
-    assert "600 drawn examples with series, label, speed, image, text" in drawing.in_words()
+    assert "600 drawn examples with columns series, label, speed, image, text" in drawing.in_words()
 
 
 def test_pairs_of_texts_and_columns_that_are_removed_are_drawn(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_defense_that_finds_no_parameters_is_not_tried(tmp_path: Path) -> None
     assert "The defense was not tried: no reply is known to hold trained parameters." in record["problems"]
 
 
-QUIET = "With dp_noise, the server's attacks reconstructed 0 of 8 images from uploads, no more than chance allows;"
+QUIET = "With dp_noise, the server reconstructed 0 of 8 images from uploads of one example in one step;"
 
 
 def answer(read: int) -> Answer:

@@ -115,7 +115,7 @@ def test_of_texts_only_defenses_are_recommended_behind_which_the_likeliest_is_se
     for overrides in (("defense=prune",), ("model.lora_rank=8",), ("defense=dp_noise", "defense.at=gradient")):
         table = of_kind("token_f1", overrides)
         said = " ".join(advice_from(table, accuracy_loss=30, threat="adaptive", batch_size=1))
-        assert "Take" not in said and "the likeliest text behind it was not searched for" in said
+        assert "Take" not in said and "its attack did not search for the likeliest text" in said
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_of_texts_only_trainings_are_recommended_in_which_the_likeliest_is_searc
     table = of_kind("token_f1")
     tried = replace(table, settings=(*table.settings, setting))
     said = " ".join(advice_from(tried, accuracy_loss=30, threat="adaptive", batch_size=1))
-    assert "Take" not in said and "was not searched for" in said
+    assert "Take" not in said and "did not search for the likeliest text" in said
 
 
 def of_kind(judged_by: str, overrides: tuple[str, ...] = ("defense=dp_noise",)) -> MeasuredTable:
@@ -234,7 +234,7 @@ def test_where_none_does_both_what_is_not_enough_is_not_advised() -> None:
     assert (
         "Take" not in said
         and "known leaks least, which is not enough" in said
-        and "At a higher price nothing was reconstructed from one upload behind slow: " in said
+        and "At a higher price, slow let nothing be reconstructed from one upload: " in said
     )
     said = " ".join(advice_from(TABLE, accuracy_loss=0, threat="adaptive", psnr_below=1))
     assert "At a higher price" not in said and "None does both" in said and ONCE not in said
@@ -344,11 +344,11 @@ def test_texts_are_judged_by_what_is_said_of_texts() -> None:
 
     told = [defense(name, 0.9, of_texts(f1), of_texts(f1), 0.1) for name, f1 in (("none", 1.0), ("a", 0.9), ("b", 0.1))]
     said = advice_from(replace(TABLE, defenses=tuple(told)), accuracy_loss=2, threat="adaptive", psnr_below=15)
-    assert said[-1].startswith("b is not recommended: the likeliest text behind it was not searched for.")
+    assert said[-1].startswith("b is not recommended: its attack did not search for the likeliest text.")
     told[2] = replace(told[2], overrides=("defense=dp_noise",))
     said = advice_from(replace(TABLE, defenses=tuple(told)), accuracy_loss=2, threat="adaptive", psnr_below=15)
     assert any(
-        line.startswith("Take b") and "none of 8 texts reconstructed, though up to 31 %" in line for line in said
+        line.startswith("Take b") and "none of 8 texts reconstructed, though up to 37 %" in line for line in said
     )
     mixed = replace(TABLE, defenses=(*TABLE.defenses, *told))
     with pytest.raises(UserError, match="A table of images, or one of texts"):

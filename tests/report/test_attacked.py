@@ -1,12 +1,14 @@
 """The head of a page says what was attacked and what was not."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from fl_privacy.report import write_report, write_trade_off
-from fl_privacy.report.run_page import assumptions, said_together, what_was_done
-from fl_privacy.runs.folder import RunFolder, read_run
+from fl_privacy.report.headline import headline_of
+from fl_privacy.report.run_page import said_together, uploads_of, what_was_done
+from fl_privacy.runs.folder import RunFolder, read_run, verdict_of
 from tests.report import kinds
 from tests.results.runs import config, defended, record, round_report, score, study_entry
 
@@ -69,7 +71,7 @@ def test_the_bar_of_an_attack_without_training_names_no_round(tmp_path, kind, ti
 )
 def test_the_decisive_assumption_is_said(tmp_path, options, expected):
     run = trained(tmp_path, **options)
-    assert assumptions(run) == expected
+    assert uploads_of(run) == expected
     assert expected in write_report([run.path]).read_text()
 
 
@@ -94,10 +96,13 @@ def test_pages_of_many_runs_say_it_too(tmp_path):
 
 
 def test_a_defense_that_met_no_adaptive_attacker_says_so(tmp_path):
-    text = assumptions(trained(tmp_path, plan=FEDSGD, undefended=False, **defended(scale=0.1)))
-    assert text.endswith("No attacker knew the defense; one that does may reconstruct more (threat_model=adaptive).")
+    def basis(run):
+        return headline_of(verdict_of(replace(run, defenses=("dp_noise",)))).basis
+
+    text = basis(trained(tmp_path, plan=FEDSGD, undefended=False, **defended(scale=0.1)))
+    assert "No attacker knew the defense; one that does may reconstruct more (threat_model=adaptive)." in text
     both = record(tmp_path, label="both", changes=settings(FEDSGD), adaptive=0.1)
-    assert "No attacker knew" not in assumptions(read_run(both))
+    assert "No attacker knew" not in basis(read_run(both))
 
 
 def test_custom_parts_go_by_their_own_names(tmp_path):

@@ -51,7 +51,9 @@ def test_identified_images_are_counted_and_what_is_left_of_none_is_a_dash(tmp_pa
 @pytest.mark.parametrize(("least", "less"), [(66.0, False), (31.0, False), (12.0, True), (None, True)])
 def test_a_reader_sees_less_only_of_what_is_not_clear(least, less):
     said = _ways(Counts(identified=3, groups=3, candidates=1000), "image", least and _statistic(least))
-    assert ("it may look different" in said) == less and "Identified: the guess is nearer to the original" in said
+    assert (
+        "The guess may look different" in said
+    ) == less and "Identified: the original is nearer to the guess" in said
     assert "Identified:" not in _ways(Counts(exact=3, groups=3), "image", None)
 
 

@@ -28,7 +28,7 @@ LINES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "nothing reconstructed": (
         lambda out: record(out, noise=0.9, victims=20),
         f"The attack inverting_gradients reconstructed none of 20 attacked images, {MADE}, not from training batches;"
-        " up to 14 % of such images may leak. This describes the attack and is no proof of protection: try attack=auto"
+        " up to 17 % of such images may leak. This describes the attack and is no proof of protection: try attack=auto"
         " attack.budget=thorough.",
     ),
     "by an attacker that knows the defense": (
@@ -63,7 +63,7 @@ LINES: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "failed": (
         lambda out: kinds.attack(out, failures=6),
-        "The attack failed on all 6 images: nothing is known. The page says why; this says nothing about privacy.",
+        "The attack failed on all 6 images: nothing is known. Read why it failed on the page, and run it again.",
     ),
     "not attacked": (kinds.nothing, "No image was attacked: nothing is known. Attack examples: attack=auto."),
 }
@@ -86,10 +86,10 @@ def test_a_run_ends_with_what_was_reconstructed_and_by_whom(tmp_path: Path, case
 def test_the_first_line_names_attack_knowledge_and_odds_in_its_basis(tmp_path: Path) -> None:
     basis = headline_of(verdict_of(read_run(kinds.attack(tmp_path)))).basis
     assert basis == (
-        "Reconstructed: 6 identified among 1,000 other images. Identified: the guess is nearer to the original than to"
-        " all other images (compared as they are, or blurred); it may look different. With 95 %"
-        " confidence, this attack reconstructs 54 to 100 % of such images. Attack: inverting_gradients (4,800"
-        " iterations), run by an honest-but-curious server, on one upload per image, with an image prior (total"
+        "Reconstructed: 6 identified among 1,000 other images. Identified: the original is nearer to the guess than all"
+        " other images are, as they are or blurred. The guess may look different. With 95 %"
+        " confidence, this attack reconstructs 54 to 100 % of images attacked like this. Attack: inverting_gradients"
+        " (4,800 iterations), run by an honest-but-curious server, on one upload per image, with an image prior (total"
         " variation)."
     )
 
@@ -119,8 +119,8 @@ PRIORS = {
     "attack=bag_of_words data=sst2 threat_model.public_images=9": "with a text prior (public texts)",
     "attack=lamp data=sst2 threat_model.public_images=9": "with a text prior (public texts)",
     "attack=ggl": "with an image prior (a generator)",
-    "attack=maximum_a_posteriori": "with an image prior (photographs)",
-    "attack=maximum_a_posteriori threat_model.public_images=49": "with an image prior (photographs)",
+    "attack=maximum_a_posteriori": "with an image prior (spectrum of photographs)",
+    "attack=maximum_a_posteriori threat_model.public_images=49": "with an image prior (spectrum of photographs)",
     "attack=maximum_a_posteriori threat_model.public_images=50": "with an image prior (public images)",
     "attack=maximum_a_posteriori threat_model.public_images=null": "with an image prior (public images)",
     "attack=cocktail_party": NO_PRIOR,

@@ -127,16 +127,16 @@ def pictured(page: AuditRecord) -> list[str]:
     return [re.sub(r"\s+", " ", one) for one in found]
 
 
-def test_the_first_screen_has_a_bar_for_each_scenario_with_the_apps_own_uploads_last() -> None:
+def test_the_first_screen_has_a_bar_for_each_scenario_with_the_apps_own_uploads_first() -> None:
     own = step("All its examples", None, reason="too many steps; this is no protection")
     own = replace(own, scenario=replace(own.scenario, uploads="the training's own upload, of 9 examples in 3 steps"))
     red = replace(step("One", 2), control=Counts(nothing=2), shown=[*step("One", 2).shown] * 5)
-    gray, red, open_, last = pictured(AuditRecord(app="a", answers=[own, GRADIENT, red, step("Batch", 0)]))
+    first, red, open_, gray = pictured(AuditRecord(app="a", answers=[GRADIENT, red, step("Batch", 0), own]))
     assert "never leaves the client" in gray and 'class="gray"' in gray and 'class="control"' not in gray
     assert 'class="red" y="4" width="100.0%"' in red and "2 of 2" in red and 'class="interval"' in red
     assert 'class="control" x1="0.4%"' in red and red.count('alt="Reconstruction"') == 3
     assert 'class="red"' not in open_ and "<img" not in open_ and "0 of 2" in open_
-    assert "9 examples in 3 steps" in last and '<text x="9" y="17">not attacked</text>' in last
+    assert "9 examples in 3 steps" in first and '<text x="9" y="17">not attacked</text>' in first
 
 
 def test_what_failed_is_not_among_what_was_not_reconstructed() -> None:
@@ -189,7 +189,7 @@ def test_a_red_page_says_when_and_what_to_do_and_a_gray_one_promises_nothing() -
     page = html.unescape(render_audit(red))
     assert f"{unbreakable}." in page and unbreakable != red.next_step and "worst case" not in page
     gray = AuditRecord(app="a", answers=[step("One", 0)], lines=[LINE])
-    assert "others may reconstruct more" in gray.when and gray.when not in gray.further
+    assert "others may reconstruct more" in gray.officer[1][1] and not gray.when
     assert "guarantee" in gray.next_step
     clear = CountedLeak(severity="data", what="rows", where="data/X", why="y", kind="train", times=1, of=2)
     sent = AuditRecord(app="a", findings=[clear], answers=[step("One", 2)], lines=[LINE])
@@ -218,7 +218,10 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     def answers(**parts: Any) -> list[str]:
         page = AuditRecord(app="a", lines=[LINE], **parts)
         header = html.unescape(render_audit(page)).split("</header>")[0]
-        assert all(f"<dt>{question}</dt><dd>{answer}.</dd>" in header for question, answer in page.officer)
+        assert all(
+            f"<dt>{question}</dt><dd>{answer.replace('. ', '.</dd><dd>')}.</dd>" in header
+            for question, answer in page.officer
+        )
         return [answer for _, answer in page.officer]
 
     guessed = Estimate(value=0.52, low=0.4, high=0.6, chance=0.5)
@@ -226,46 +229,58 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     found = replace(guessed, value=0.9, low=0.85, high=0.95)
     leaking = replace(members, estimate=found, control=guessed)
     assert answers(answers=[step("One", 2)]) == [
-        "Yes: the server reconstructed 2 of 2 images from uploads of one example in one step, which only the audit"
-        " asked for; the app's own upload was not attacked",
+        "Yes, from uploads that only the audit asked for: the server reconstructed 2 of 2 images from uploads of one"
+        " example in one step",
         "Not as it is: defend the clients, and audit again",
     ]
     assert answers(answers=[step("One", 0), members]) == [
-        "The whole training's uploads reveal it not clearly better than chance (0.52; control 0.50), though other"
-        " attacks may succeed",
-        "Not by this page alone: these attacks found no leak, which is no guarantee",
+        "Not by reconstruction: the server reconstructed 0 of 2 images from uploads of one example in one step (95 %"
+        " interval 0 to 84\N{NO-BREAK SPACE}%). Not clearly by membership inference: from the"
+        " training's own uploads (AUC 0.52)",
+        "Not by this page alone: these attacks found no leak, but others may reconstruct more",
     ]
-    assert "not clearly" not in answers(answers=[step("One", 2), members])[0], "what leaks comes alone"
     own = step("All its examples in all its steps", 0)
-    assert "only the audit asked for, and 0 of 2 (95 % interval up to" in answers(answers=[step("One", 2), own])[0]
-    assert "red bars" in answers(answers=[step("One", 2), replace(own, counts=step("All", 2).counts)])[0]
+    own = replace(own, scenario=replace(own.scenario, source="the app's own upload"))
+    said = answers(answers=[step("One", 2), own, members])[0]
+    first = "Not by reconstruction: the server reconstructed 0 of 2 images from the app's own upload"
+    then = "Not clearly by membership inference"
+    assert said.startswith(first) and said.index(then) < said.index("Yes, from uploads that only the audit")
+    both = answers(answers=[step("One", 2), replace(own, counts=step("All", 2).counts)])[0]
+    assert both == "Yes: the server reconstructed 2 of 2 images from the app's own upload"
+    missed = replace(own, counts=None, reason="too many steps")
+    assert answers(answers=[step("One", 2), missed])[0].startswith("Your real training was not attacked: too many")
+    assert answers(answers=[step("One", 0), missed])[0].count("was not attacked") == 1
     final = replace(members, question="participants", observer="outsider")
     both = answers(answers=[members, final])[0]
-    assert "whole training's uploads reveal it not" in both and "The final model reveals it not" in both
+    assert "uploads (AUC 0.52) and from the final model (AUC 0.52)" in both
     continued = replace(leaking, question="continued", control=replace(guessed, value=0.0))
-    assert answers(answers=[step("One", 0), members, continued])[0].startswith("Yes: the final model completes texts")
+    said = answers(answers=[step("One", 0), members, continued])[0]
+    assert said.endswith("Yes: the final model completes texts of clients word for word")
     fact = CountedLeak(severity="facts", what="classes", where="m/n", why="y", kind="train", times=1, of=2)
     assert answers(answers=[step("One", 0)], findings=[fact])[1].startswith("Not before the facts")
     red, gray = (AuditRecord(app="a", answers=[step("One", read)], lines=[LINE]) for read in (2, 0))
     assert answers(answers=[step("One", 0)], defense="dp_noise", before=red)[1].startswith("Not without dp_noise; with")
     assert answers(answers=[step("One", 2)], defense="dp_noise", before=gray)[1].startswith("Not even with dp_noise")
     drawn = AuditRecord(app="a", answers=[step("One", 0), members], lines=[LINE], drawn=True)
-    assert "random examples or networks" in drawn.officer[0][1] and "random examples or networks" in drawn.further[0]
+    assert "Random examples or networks" in drawn.officer[0][1] and "Random examples or networks" in drawn.further[0]
     said, approval = answers(answers=[step("One", 0), leaking])
     assert (
-        "better than guessing does (0.90; control 0.52)" in said and "no better" not in said and "Not as it" in approval
+        said.startswith(
+            "Yes, by membership inference: from the training's own uploads (AUC 0.90). Not by reconstruction"
+        )
+        and "Not as it" in approval
     )
     assert answers(answers=[step("One", None, reason=LATE)]) == [
-        "Not tested", "Not by this page: it does not show what uploads reveal about single examples",
+        "Not tested", "Not by this page: no attack on single examples has a result",
     ]  # fmt: skip
 
 
 def test_a_gray_figure_whose_interval_lies_above_its_control_says_why() -> None:
     near = Estimate(value=0.6, low=0.52, high=0.67, chance=0.5)
     one = Answer(question="members", estimate=near, control=replace(near, value=0.48))
-    assert not one.leaks and "gray, since chance" in bars_of_questions([one])[0].aside
+    assert not one.leaks and "gray although above its control" in bars_of_questions([one])[0].aside
     for found in (replace(near, low=0.57, high=0.63), replace(near, low=0.49)):
-        assert "gray, since" not in bars_of_questions([replace(one, estimate=found)])[0].aside
+        assert "gray although" not in bars_of_questions([replace(one, estimate=found)])[0].aside
 
 
 def test_only_the_scenario_of_the_headline_is_unfolded() -> None:

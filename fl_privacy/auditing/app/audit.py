@@ -244,7 +244,7 @@ class AppAudit(AuditSession):
         self.own_nodes = USUAL_NODES
         self.data_made = data_made  # shape of drawn data, and the project's script that makes its data
         shape = ", ".join(f"{name} {number}" for name, number in data_made[0].items())
-        self.notes += [f"What was drawn has the shape that its network takes ({shape})."] if shape else []
+        self.notes += [f"Random data have the shape that its network takes ({shape})."] if shape else []
         self.defense, self.before, self.figures = defense, before, dict[str, float]()
         self.name, self.asked, self.tell = app.name, asked, tell
         self.grid: TappedGrid | None = None

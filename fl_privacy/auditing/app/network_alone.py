@@ -116,7 +116,7 @@ class NetworkAlone(App):
             record,
             network_alone=f"{made.network.name} ({made.network.place}) alone, {plain}",
             not_audited=self.reason,
-            lede=f"{made.in_words} Real training, by its own optimizer on its own data, may leak more or less.",
+            lede=f"{made.in_words} The app's own training and data may leak more or less.",
             answers=answers,
             findings=(),
             stated={},
@@ -220,9 +220,8 @@ class TrainedAlone:
         task, sizes = self.task, self.sizes
         steps = f"learning rate {sizes.rate:g}, batches of {sizes.batch}, {task.loss}"
         return (
-            f"The network {self.network.name} ({self.network.place}) was built {self.network.code}, and trained by"
-            f" FedAvg with {NODES} clients and plain SGD ({steps})"
-            f" on {task.in_words}: the first size tried that fits it."
+            f"The network {self.network.name} ({self.network.place}) was built {self.network.code}. FedAvg trained it"
+            f" with {NODES} clients and plain SGD ({steps}) on {task.in_words}, the first size that it accepts."
         )
 
     def train(self, module: nn.Module, number: int, seed: int) -> None:

@@ -123,7 +123,7 @@ class Task:
     @property
     def in_words(self) -> str:
         size = " x ".join(map(str, self.shape))
-        return f"drawn {self.kind} of {size} {'tokens' if self.kind == 'texts' else 'values'}"
+        return f"random {self.kind} of {size} {'tokens' if self.kind == 'texts' else 'values'}"
 
     def draw(self, number: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Draw ``number`` examples: inputs (N, ...), images in [0, 1], and targets."""

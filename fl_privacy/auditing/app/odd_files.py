@@ -322,7 +322,7 @@ def stated(drawing: Drawing, path: str, there: Path) -> Any:
             found = np.asarray(labels(TRAIN, classes) if classed else drawing.column_of(name, TRAIN, classes, rng))
         return (found.round().astype(int) if "int" in inner.dtype else found).tolist()
 
-    drawing.note(path, f"{TRAIN} drawn examples with {', '.join(kinds)}")
+    drawing.note(path, f"{TRAIN} drawn examples with columns {', '.join(kinds)}")
     return hf.Dataset.from_dict({name: drawn(name, kind) for name, kind in kinds.items()}, features=kinds)
 
 

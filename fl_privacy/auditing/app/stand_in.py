@@ -376,7 +376,7 @@ class Drawing:
             for each in self._removed - {*made[part].column_names}:
                 made[part] = made[part].add_column(each, [*range(number)])
         kind = "pictures" if any(str(f).startswith("Image") for f in made["train"].features.values()) else "examples"
-        self.note(path, f"{parts['train']} drawn {kind} with {', '.join(made['train'].column_names)}")
+        self.note(path, f"{parts['train']} drawn {kind} with columns {', '.join(made['train'].column_names)}")
         if isinstance(split, str):
             asked = re.match(r"\w+", split)
             return made["test" if asked and asked[0] in {"test", "valid", "validation"} else "train"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fl_privacy.attacks.inference.kinds import About
 from fl_privacy.measure import FEW
-from fl_privacy.measure.intervals import share_at_most
+from fl_privacy.measure.intervals import share_interval
 from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.measure.roc import Finding, Measure
 from fl_privacy.measure.rule import above_chance
@@ -109,7 +109,7 @@ class Candidate:
 
     @property
     def at_most(self) -> float:
-        return share_at_most(self.read, self.images, groups=self.groups or None) if self.images else 1.0
+        return share_interval(self.read, self.images, groups=self.groups or None)[1] if self.images else 1.0
 
     @property
     def extent(self) -> Extent:

@@ -228,7 +228,7 @@ def _priors(
         "image norm": section.get("image_norm"),
         "images unlike noise": section.get("away_from_noise"),
         PUBLIC: public,
-        "photographs": (isinstance(own, str) and not public) or "as photographs' do" in said,
+        "spectrum of photographs": (isinstance(own, str) and not public) or "as photographs' do" in said,
     }
     return tuple(name for name, is_used in used.items() if is_used)
 
