@@ -37,10 +37,9 @@ def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) 
 
 
 def neighbors(images: Tensor) -> Tensor:
-    """Return differences of neighboring pixels (V, B, n) in V victims' images (V, B, C, H, W).
+    """Return the differences (V, B, n) between neighboring pixels of images (V, B, C, H, W).
 
-    Differences are taken in the gray image (mean of channels) and in C - 1 channels minus gray, scaled to mean square
-    1.
+    They are those of the gray image (mean of channels), and of channels but the last minus gray, at mean square 1 each.
     """
     gray = images.mean(2, keepdim=True)
     kinds = [gray] if images.shape[2] == 1 else [gray, images[:, :, :-1] - gray]
@@ -49,7 +48,10 @@ def neighbors(images: Tensor) -> Tensor:
 
 
 def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
-    """Return the negative log-likelihood of components ``directions`` (B, B) @ ``features`` (B, n), plus a constant."""
+    """Return the negative log-likelihood, plus a constant, of components that are independent and Cauchy distributed.
+
+    The components are ``directions`` (B, B) @ ``features`` (B, n).
+    """
     found = directions @ features
     scale = found.square().mean(1, keepdim=True).sqrt()
     each = (1 + (found / scale).square()).log().mean(1) + scale[:, 0].log()
@@ -94,16 +96,15 @@ def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
 
 
 _ROUNDS = 10
-
-_SURE = (0.8, 0.95)
-"""Share of the negative outputs, the lowest ones, taken for silent in the first and in the last round."""
+_SURE = (0.8, 0.95)  # share of negative outputs, the lowest, taken for silent in the first and in the last round
 
 
 def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: Tensor, shift: Tensor) -> Tensor | None:
-    """Refine the mixing A (B, B) from ``start`` using neurons that a ReLU sets to zero; ``None`` if that fails.
+    """Refine the matrix A (B, B) that unmixes a batch, using neurons that a ReLU sets to zero; ``None`` if that fails.
 
-    ``columns``: C = G R^T (M, B) for the weight's gradient G and the basis R of its rows. ``bias``: bias's gradient g
-    (M,). ``projected``: R W^T (B, M) for the weight W. ``shift``: the layer's bias (M,).
+    The layer's inputs are A R, for a basis R of the rows of the weight's gradient G. ``columns``: G R^T (M, B).
+    ``bias``: bias's gradient (M,). ``start``: first A. ``projected``: R W^T (B, M) for the weight W. ``shift``: bias
+    (M,).
     """
     # D^T = C A^-1 for the outputs' gradient D, zero at neurons silent for an image; C A^-1 1 = g gives sign and scale
     # G = D X^T and g = D 1, with X^T = A R for the orthonormal basis R (B, N) of the rows of G
@@ -214,7 +215,10 @@ class CocktailParty(GroupAttack):
     def _components(
         self, observations: Sequence[Observation], layer: FirstLayer, seed: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return V victims' bases R (V, B, N) of gradient rows, layer inputs (V, B, N), and if each rank is B (V,)."""
+        """Separate the inputs of ``layer`` by their independence, for V updates of B examples each.
+
+        Return bases (V, B, N) of the gradients' rows, inputs (V, B, N), and a mask (V,) of gradients with full rank B.
+        """
         count, shape = observations[0].upload.num_examples, observations[0].input_shape
         gradients = [as_gradient(observation) for observation in observations]
         weights, biases = (torch.stack([gradient[name] for gradient in gradients]) for name in layer.names)
@@ -283,7 +287,10 @@ class _Mixed:
         return None if found is None or found.agreement < AGREEMENT else found.inputs
 
     def behind_network(self, inputs: Tensor, labels: Tensor, steps: int, report: Report) -> Tensor:
-        """Return ``inputs`` (B, N) or, if likelier, inputs fitted to the gradient through the network behind them."""
+        """Fit ``inputs`` (B, N) to the observed gradient through the later layers, in at most ``steps`` steps.
+
+        Return the result if it is likelier, as photographs and by the gradient, else ``inputs``. ``labels``: classes.
+        """
         first, mixture = inputs @ self.basis.T, self._mixture
         starts = [(first, labels)]
         if self._is_silent(first, labels):

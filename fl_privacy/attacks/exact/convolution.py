@@ -52,7 +52,7 @@ class Convolution:
         return self._transposed((len(deltas), *self.shape), weight, deltas)
 
     def moved(self, deltas: Tensor) -> Tensor:
-        """Shift ``deltas`` (V, O, P, Q) to the pixels that each of T kernel elements multiplies: (V, O T, H W)."""
+        """Place ``deltas`` (V, O, P, Q) at the inputs that each of T kernel elements multiplies: (V, O T, H W)."""
         module, (height, width) = self.module, self.shape[1:]
         taps = module.kernel_size[0] * module.kernel_size[1]
         alone = torch.eye(taps).to(deltas).view(1, taps, *module.kernel_size)
@@ -192,8 +192,7 @@ def _lengths(values: Tensor) -> Tensor:
 
 _RANK = 1e-7  # singular values below this share of the largest are rounding of single precision
 _RIDGE = 1e-12
-_STEPS = 6
-"""Steps of inverse iteration for the least eigenvalues, which are a million times apart if there is a solution."""
+_STEPS = 6  # steps of inverse iteration for the least eigenvalues, a million times apart if there is a solution
 MOST_NUMBERS = 1 << 26  # numbers of matrices that are solved together: half a gigabyte
 _DRAWS = 4000  # places from which sums of images without zeros in common are separated
 _ZERO = 3e-3  # share of a sum's length that is taken for zero
@@ -205,11 +204,11 @@ _ALIKE = 0.99  # cosine of directions that are the same
 
 @dataclass(frozen=True, eq=False)
 class BlindInputs:
-    """Inputs and slopes of a layer that best solve the equations of :func:`inputs_up_to_a_factor`.
+    """Best solution found by :func:`inputs_up_to_a_factor`, for B images.
 
-    ``values`` (B, C, H, W) of each image have a mean absolute value of 1; the sign of a single image's is unknown.
-    ``slopes``: (B, O, P, Q) loss's gradient at the outputs. ``left``: squared residual over that of a random guess.
-    ``next``: that of the second-best solution.
+    ``values``: (B, C, H, W) convolution's inputs, with mean absolute value 1; a single image's sign is unknown.
+    ``slopes``: (B, O, P, Q) loss's gradient at its outputs. ``left``: squared residual, divided by a random guess's.
+    ``next``: the same ratio for the second-best solution.
     """
 
     values: Tensor
@@ -277,11 +276,8 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor, count: int = 1) 
 
 
 def _shifted(basis: Tensor, size: tuple[int, int], count: int) -> tuple[Tensor, Tensor]:
-    """Find the ``count`` slopes (count, O, P, Q) whose four shifted copies lie nearest to the columns of ``basis``.
-
-    Copies are shifted by 0 or 1 pixel each way, with zeros around. ``basis`` (4, O, R): R orthonormal columns, a part
-    for each shift. ``size``: (P + 1, Q + 1). Also return the ``count`` + 1 smallest squared distances.
-    """
+    # ``count`` tensors (count, O, P, Q) whose copies, shifted by 0 or 1 pixel each way, come nearest to the span of
+    # ``basis`` (4, O, R), orthonormal columns split by shift; and the ``count`` + 1 least squared distances
     (height, width), rank = size, basis.shape[2]
     products, n = torch.einsum("aor,bos->abrs", basis, basis), width * rank
 
@@ -420,8 +416,8 @@ Shown = tuple[Tensor, Tensor]
 def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
     """Solve ``equations`` for V victims' inputs (V, C, H, W), and return them with their relative residual (V,).
 
-    The ReLU masks in ``equations`` are first corrected in place (:func:`turn_gates`). ``shown``: values of the inputs
-    known from elsewhere.
+    The ReLU masks in ``equations`` are first corrected in place (:func:`turn_gates`). ``shown``: inputs known from
+    elsewhere.
     """
     for own in equations:
         turn_gates(own)
@@ -453,7 +449,7 @@ def turn_gates(own: Equations) -> None:
 
 
 def solve(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, Tensor]:
-    """Solve ``equations`` like :func:`gated_inputs` with fixed masks, and without ``shown`` if memory is short."""
+    """Solve ``equations`` like :func:`gated_inputs`, with fixed ReLU masks; ignore ``shown`` if memory is short."""
     left = torch.cat([each.left for each in equations], 1)
     right = torch.cat([each.right for each in equations], 1)
     normal, sums = left.mT @ left, left.mT @ right  # (V, P, P), (V, P, C)
@@ -475,7 +471,7 @@ def solve(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, 
 
 
 def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
-    """Return by how much flipping each element of the ReLU masks ``gates`` lowers the squared residual of ``own``."""
+    # by how much flipping each element of the ReLU masks ``gates`` lowers the squared residual of ``own``
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)

@@ -27,8 +27,8 @@ TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier 
 class AttributeInference:
     """Attack that infers an attribute of the single example behind an update (Cui et al. 2023, "RecUP-FL", Sec. 3).
 
-    Classifiers learn the attribute from public examples' gradients at the sent values; log probabilities are summed
-    over rounds.
+    Classifiers learn the attribute from public examples' gradients at the sent values; rounds' log probabilities are
+    summed.
     """
 
     about: ClassVar[About] = About.ATTRIBUTE

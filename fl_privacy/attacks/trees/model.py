@@ -218,7 +218,6 @@ def _array(values: Sequence[Any], dtype: Any) -> np.ndarray:
 
 
 MOST_NESTED = 40  # levels of containers; XGBoost's models have eight
-
 MOST_VALUES = 2_000_000  # largest number of values outside of numeric arrays; XGBoost writes some dozens a tree
 
 _NUMBERS = {"i": ">i1", "U": ">u1", "I": ">i2", "l": ">i4", "L": ">i8", "d": ">f4", "D": ">f8"}
