@@ -177,7 +177,7 @@ def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
 
 
 def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor | None:
-    """Solve for a batch of two inputs (2, N) by the mean and the spread of ``layer``; ``None`` without a spread."""
+    """Return the inputs (2, N) of a batch of two: ``center`` plus and minus ``spread``; ``None`` without a spread."""
     if layer.spread is None:
         return None
     direction = torch.linalg.svd(weight.double() - bias.double()[:, None] * layer.center, full_matrices=False)[2][0]
@@ -186,7 +186,7 @@ def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor
 
 
 def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
-    """Append the bias's gradient to the weight's as a column, for a :class:`NormalizedLayer` only."""
+    """Append the bias's gradient to the weight's as a column, if ``layer`` is a :class:`NormalizedLayer`."""
     return torch.cat([weight, bias[:, None]], 1) if isinstance(layer, NormalizedLayer) else weight
 
 
@@ -346,7 +346,7 @@ class ExactInversion(GroupAttack):
         report: Report,
         explains: Callable[[Tensor], bool],
     ) -> tuple[Tensor, bool]:
-        """Return inputs (B, N) of ``layer``, and ``True`` if no others satisfy ``explains``: reproduce the update."""
+        """Return inputs (B, N) of ``layer``, and ``True`` if no others reproduce the update (``explains`` tests it)."""
         count, near = observation.upload.num_examples, NEARLY
         weight, bias = (as_gradient(observation)[name] for name in layer.names)
         if count == 1:
@@ -396,7 +396,7 @@ def _recursed(chain: LayerChain, observations: dict[int, Observation], report: R
 
 
 def complete_head(observation: Observation, head: str) -> Observation:
-    """Fill in elements of the layer ``head`` that a defense clipped or zeroed, for one step on one example."""
+    """Estimate the elements of layer ``head``'s update that a defense clipped or zeroed; for a single example only."""
     effect = next((e for part in observation.knowledge.defense or () if isinstance(e := part.effect, Truncated)), None)
     if effect is None or observation.plan.weight_decay or observation.upload.num_examples > 1:
         return observation

@@ -222,7 +222,10 @@ class _OwnStep(Step):
 def _inputs(
     network: Residual, own: Tensors, given: fx.Node, fronts: Mapping[fx.Node, _Front], shown: Shown | None
 ) -> tuple[Tensor, float]:
-    """Solve for the value (B, C, H, W) of node ``given``, which enters convolutions; also return the residual."""
+    """Solve for the value (B, C, H, W) of node ``given``, which enters convolutions; also return the residual.
+
+    ``own``: gradients by parameter's name. ``fronts``: estimator for each of the convolutions. ``shown``: known inputs.
+    """
     best = torch.zeros(network.count, *network.shapes[given], dtype=torch.float64, device=network.device)
     least, turned, relu = torch.inf, False, network.graph.kind(given) == "relu"
     for _ in timely(range(_ROUNDS)):

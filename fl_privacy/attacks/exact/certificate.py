@@ -67,8 +67,7 @@ class Reproduction:
     def labels(self, inputs: Tensor, network: nn.Module | None = None) -> Tensor | None:
         """Infer the labels of ``inputs`` from the output layer's gradient; ``None`` if it is withheld.
 
-        Return classes (B,) or, if none fit, soft labels (B, K). ``network``: replaces the model, for a later layer's
-        inputs.
+        Return classes (B,) or, if none fit, soft labels (B, K). ``network``: later layers, if ``inputs`` enter these.
         """
         found = self.errors(inputs, network)
         if found is None or is_plain(self.loss):
@@ -202,8 +201,8 @@ def model_as_sent(observation: Observation) -> nn.Module:
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
     """Certify the images in ``read``: recompute their gradient, and compare it with the update.
 
-    Return a reconstruction, which fails if labels are unknown and can't be inferred. ``ordered``: ``True`` if known
-    labels have the images' order. Otherwise, or if ``read`` is unique, labels are inferred.
+    Return a reconstruction, marked as failed if labels are unknown and can't be inferred. ``ordered``: ``True`` if
+    known labels have the images' order. Otherwise, or if ``read`` is unique, labels are inferred.
     """
     observation = reproduction.observation
     labels, source = observation.knowledge.labels, "known"
@@ -247,8 +246,8 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
     """Clamp ``images`` to [0, 1]; also return notes for the user.
 
     Images that exactly solve equations (``solved``) but lie outside stay unchanged, since the client's inputs have
-    another scale. Rows of a table with a ``schema`` are also unchanged if ``solved``, else replaced by the nearest
-    valid rows.
+    another scale. Rows of a table with a ``schema`` are also unchanged if ``solved``, else the nearest valid rows are
+    returned.
     """
     if schema is not None:
         return (images if solved else schema.nearest(images)), ()
@@ -262,7 +261,7 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
 
 
 def limits_of(model: nn.Module, like: Tensor) -> Tensor:
-    """Return the least and the largest valid value (2, N) of each of the model's N inputs; ``like``: tensor (N,)."""
+    """Return the least and largest valid values (2, N) of the model's N inputs, with dtype and device of ``like``."""
     ends = torch.stack([torch.zeros_like(like), torch.ones_like(like)])
     if (schema := schema_of(model)) is not None:
         ends = (ends - schema.shift.to(ends)) / schema.scale.to(ends)
@@ -337,7 +336,7 @@ def _same(size: int) -> str:
 def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = None) -> Times:
     """Return a function from batch size to the number of times that each of ``inputs`` occurs in the batch.
 
-    It returns ``None`` if no whole numbers fit. ``network``: replaces the model, for a later layer's inputs.
+    It returns ``None`` if no whole numbers fit. ``network``: later layers, if ``inputs`` enter these.
     """
     rank, loss = len(inputs), victim.loss
     if rank == 1:

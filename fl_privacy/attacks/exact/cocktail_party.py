@@ -39,7 +39,7 @@ def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) 
 def neighbors(images: Tensor) -> Tensor:
     """Return the differences (V, B, n) between neighboring pixels of images (V, B, C, H, W).
 
-    They are those of the gray image (mean of channels), and of channels but the last minus gray, at mean square 1 each.
+    They are taken in the gray image, and in all channels but the last minus gray, and scaled to mean square 1.
     """
     gray = images.mean(2, keepdim=True)
     kinds = [gray] if images.shape[2] == 1 else [gray, images[:, :, :-1] - gray]
@@ -48,10 +48,7 @@ def neighbors(images: Tensor) -> Tensor:
 
 
 def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
-    """Return the negative log-likelihood, plus a constant, of components that are independent and Cauchy distributed.
-
-    The components are ``directions`` (B, B) @ ``features`` (B, n).
-    """
+    """Return -log likelihood, plus a constant, of ``directions`` @ ``features`` as independent Cauchy components."""
     found = directions @ features
     scale = found.square().mean(1, keepdim=True).sqrt()
     each = (1 + (found / scale).square()).log().mean(1) + scale[:, 0].log()
@@ -103,8 +100,7 @@ def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: 
     """Refine the matrix A (B, B) that unmixes a batch, using neurons that a ReLU sets to zero; ``None`` if that fails.
 
     The layer's inputs are A R, for a basis R of the rows of the weight's gradient G. ``columns``: G R^T (M, B).
-    ``bias``: bias's gradient (M,). ``start``: first A. ``projected``: R W^T (B, M) for the weight W. ``shift``: bias
-    (M,).
+    ``bias``: bias's gradient (M,). ``start``: first A. ``projected``: R W^T (B, M), W the weight. ``shift``: bias (M,).
     """
     # D^T = C A^-1 for the outputs' gradient D, zero at neurons silent for an image; C A^-1 1 = g gives sign and scale
     # G = D X^T and g = D 1, with X^T = A R for the orthonormal basis R (B, N) of the rows of G
@@ -142,8 +138,8 @@ class CocktailParty(GroupAttack):
 
     Components are chosen whose differences of neighboring pixels are independent and heavy-tailed (Kariyappa et al.,
     ICML 2023, "Cocktail Party Attack"). They are then refined until they reproduce the gradient, by the zeros of a ReLU
-    behind the layer or by the rest of the network. The layer needs at least as many outputs as examples, and images
-    that look like photographs.
+    after the layer or by the rest of the network. The layer needs as many outputs as examples or more, and images like
+    photographs.
 
     Attributes:
         iterations: number of steps of FastICA, and of quasi-Newton steps after it.
@@ -289,7 +285,7 @@ class _Mixed:
     def behind_network(self, inputs: Tensor, labels: Tensor, steps: int, report: Report) -> Tensor:
         """Fit ``inputs`` (B, N) to the observed gradient through the later layers, in at most ``steps`` steps.
 
-        Return the result if it is likelier, as photographs and by the gradient, else ``inputs``. ``labels``: classes.
+        Return these or ``inputs``, whichever are likelier given the gradient and how photographs look.
         """
         first, mixture = inputs @ self.basis.T, self._mixture
         starts = [(first, labels)]

@@ -1,4 +1,4 @@
-"""Solve for a convolution's inputs from its weight's gradient and its outputs or their slopes."""
+"""Solve for a convolution's inputs from its weight's gradient and its outputs, or the loss's gradient there."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -159,7 +159,7 @@ def _multiplies(layer: Convolution) -> bool:
 
 
 def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:
-    """Solve a semidefinite ``normal(x) = right`` (V, ...) for the x of least norm; ``diagonal`` > 0 preconditions."""
+    """Solve a semidefinite ``normal(x) = right`` (V, ...) for the x of least norm; ``diagonal``: preconditioner > 0."""
     found, rest = torch.zeros_like(right), right.clone()
     enough = _CONVERGED * _lengths(right)
     scaled = rest / diagonal
@@ -416,8 +416,7 @@ Shown = tuple[Tensor, Tensor]
 def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
     """Solve ``equations`` for V victims' inputs (V, C, H, W), and return them with their relative residual (V,).
 
-    The ReLU masks in ``equations`` are first corrected in place (:func:`turn_gates`). ``shown``: inputs known from
-    elsewhere.
+    The ReLU masks in ``equations`` are first corrected (:func:`turn_gates`). ``shown``: inputs known from elsewhere.
     """
     for own in equations:
         turn_gates(own)

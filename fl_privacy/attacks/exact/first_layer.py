@@ -1,4 +1,4 @@
-"""Find the layer that the pixels enter, and solve for its inputs x; a fully connected layer has b x^T = W."""
+"""Find the layer that the pixels enter, and solve for its inputs by the gradients of its weight and bias."""
 
 import math
 from collections.abc import Sequence
@@ -342,8 +342,8 @@ _MOST_OTHERS = 16  # largest number of tokens that are no patches, such as the c
 class PatchEmbedding:
     """A convolution on patches of P x P pixels that do not overlap, and the parameter that is added to its output.
 
-    ``weight``, ``bias``: names of the convolution's parameters (D, C, P, P) and (D,). D: number of outputs. Its input
-    is ``shift + scale * pixels``.
+    ``weight``, ``bias``: names of the convolution's parameters (D, C, P, P) and (D,). Its input is ``shift + scale *
+    pixels``.
     """
 
     weight: str

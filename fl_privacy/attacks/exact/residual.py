@@ -111,7 +111,7 @@ class _Tracer(fx.Tracer):
 
 
 def traced(model: nn.Module) -> FxGraph | None:
-    """Trace a model of one input; ``None`` if its operations depend on values or can't be traced."""
+    """Trace a model with one input; ``None`` if its operations depend on values or can't be traced."""
     try:
         module = fx.GraphModule(model, _Tracer().trace(model))
     except (*UNFORESEEN, TypeError, AttributeError):
@@ -353,7 +353,7 @@ Link = tuple[fx.Node | None, fx.Node, fx.Node, fx.Node]
 
 
 def links(network: Residual) -> list[Link]:
-    """List the chains (:data:`Link`) next to the image whose last convolution's inputs follow from its gradient."""
+    """List the chains (:data:`Link`) nearest to the image whose last convolution's gradient gives its inputs."""
     found, kind = list[Link](), network.graph.kind
     for later in network.convolutions:
         relu = input_of(later)

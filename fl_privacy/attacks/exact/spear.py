@@ -97,8 +97,8 @@ def orthogonal_factors(
 
     D is the loss's gradient at the layer's outputs z. The rows q of Q (R, R) are found, in any order, as directions
     with a sparse G q. The last element of a row that occurs n times among ``count`` examples is sqrt(n / ``count``).
-    Rows that rounding hides are completed by orthogonality. Also yield the number of completed rows; up to two are
-    unique. ``weight``: G (M, R). ``values``: layer's weight (M, R), so that z = ``values`` q. ``starts``: number of
+    Rows that rounding hides are completed by orthogonality. Also yield their number; up to two completed rows are
+    unique. ``weight``: G (M, R). ``values``: layer's weight (M, R), so that z = ``values`` q. ``starts``: random
     starts.
     """
     left, sizes, right = torch.linalg.svd(weight, full_matrices=False)
@@ -176,7 +176,7 @@ class _Gradient:
         self.zero = max(_ZERO, _ROUNDED * self.noise)
 
     def improved(self, chosen: Tensor, pool: Tensor) -> Tensor:
-        """Exchange columns of ``chosen`` (B, B) for some in ``pool`` while D's zeros then match the ReLU better."""
+        """Exchange directions in ``chosen`` (B, B) for some in ``pool`` while the factors then fit the ReLU better."""
         rows, (values, shift) = self._basis[self._live], (own[self._live] for own in self._layer)
         before = self._weight @ values.T
 

@@ -76,7 +76,7 @@ def rmia(own: Tensor, usual: Tensor, population: Tensor, usual_population: Tenso
 def ratio_to_usual(own: Tensor, usual: Tensor) -> Tensor:
     """Return the ratio of the probability ``own`` to the one expected if membership is unknown.
 
-    ``usual``: mean over models not trained on the example; the mean over models trained on it is estimated from it.
+    ``usual``: mean over models not trained on the example, from which the mean over the other models is estimated.
     """
     return own / ((1 + OFFLINE) / 2 * usual + (1 - OFFLINE) / 2)
 
@@ -117,7 +117,7 @@ class Compared:
 
 
 def by_rmia(found: Compared) -> Tensor:
-    """Return the scores (C,) of :func:`rmia` for C candidates; among equals, :func:`ratio_to_usual` decides."""
+    """Return the scores (C,) of :func:`rmia` for C candidates; ``ratio_to_usual`` ranks those with equal scores."""
     number, own = found.candidates, (-found.own[:, 0]).exp()
     usual = found.usual((-found.references[..., 0]).exp())
     there = usual[number:].isfinite()

@@ -105,7 +105,7 @@ class MethodOptions:
 
 
 class MembershipMethod(ABC):
-    """Method that averages membership evidence over rounds; ``of_tokens``: for models that predict next tokens."""
+    """Method that averages membership evidence over rounds; ``of_tokens``: ``True`` if it needs next tokens."""
 
     title: ClassVar[str]
     source: ClassVar[str]

@@ -324,8 +324,8 @@ def _likely_labels(
 ) -> tuple[Tensor, int]:
     """Return labels (V, A, B) of V batches for A = ``number`` attempts, and the number of attempts worth making.
 
-    For a single image with an unknown label and few classes, attempt i assumes the i-th likeliest class. Else all have
-    the same labels.
+    For a single image with an unknown label and few classes, attempt i has the i-th likeliest class. Else all have the
+    same labels.
     """
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]

@@ -294,7 +294,7 @@ class Deconvolution:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """State of alternating least squares for S attempts at an image, before one turn."""
+    """State of alternating least squares between two turns, for S attempts at an image."""
 
     mean_patches: Tensor  # (1, K, P) of the prior's mean
     moves: Tensor  # (M, K, P) change by each coefficient

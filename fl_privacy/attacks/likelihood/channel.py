@@ -33,10 +33,7 @@ class Belief:
     hidden: Tensors = field(default_factory=dict)  # (V, n) largest magnitude of a withheld element; 0 if uploaded
 
     def noisier(self, std: Mapping[str, Tensor | float] | Tensor | float, law: Law = "normal") -> "Belief":
-        """Return this distribution with independent noise of standard deviation ``std`` added.
-
-        ``law``: kind of the noise; the sum of several noises counts as normal.
-        """
+        """Return this distribution with independent noise added; the sum of several noises counts as normal."""
         more = {name: std[name] if isinstance(std, Mapping) else std for name in self.mean}
         alone = all(isinstance(value, float) and value == 0 for value in self.std.values())
         sums = {name: (torch.as_tensor(self.std[name]) ** 2 + torch.as_tensor(more[name]) ** 2) ** 0.5 for name in more}
@@ -67,7 +64,7 @@ Step = Callable[[Belief], Belief]
 
 @runtime_checkable
 class HasLikelihood(Protocol):
-    """An effect that defines its own likelihood.
+    """Interface of an effect, a part of a defense, that defines its own likelihood.
 
     ``log_likelihood`` returns the log likelihood (V,) of the observed update for V victims' undefended uploads
     ``gradients`` (V, *shape), by name, and is differentiable with respect to these.

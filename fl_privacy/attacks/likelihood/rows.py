@@ -107,8 +107,8 @@ def learn_rows(schema: Schema, rows: Tensor, labels: Tensor) -> RowPrior:
 def _parents(joint: Tensor, shares: Tensor, rows: int) -> Tensor:
     """Return the parent of each of D columns (D,) in the tree with the most mutual information (Chow and Liu 1968).
 
-    The root is its own parent. ``joint``: (D, D, Q, Q) and ``shares``: (D, Q) probabilities of columns' Q codes in
-    ``rows`` rows.
+    The root is its own parent. ``joint``: (D, D, Q, Q) and ``shares``: (D, Q) probabilities of Q codes. ``rows``:
+    number of rows.
     """
     apart = shares[:, None, :, None] * shares[None, :, None]
     information = (joint * (joint.clamp_min(1e-12) / apart).log()).sum((2, 3))
@@ -208,10 +208,7 @@ class RowSearch:
         return self._losses(surprise, lambda guesser, some: guesser(rows[some], labels[some]))
 
     def of_one(self, place: int, rows: Tensor, labels: Tensor) -> Tensor:
-        """Return the losses (S, P) of each search s if ``rows[s, p]`` replaces its row at ``place``.
-
-        ``rows``: (S, P, F). ``labels``: (S, P) of these rows.
-        """
+        """Return the loss (S, P) of each search s if ``rows[s, p]``, with its label, replaces the row at ``place``."""
         (searches, number), size, prior = labels.shape, self.labels.shape[1], self.moves.prior
         if not self.additive or size == 1:
             whole, own = (each[:, None].repeat_interleave(number, 1) for each in (self.rows, self.labels))

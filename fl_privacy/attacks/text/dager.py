@@ -101,9 +101,9 @@ class Dager(grouping.GroupAttack):
 
     A token was at a position if and only if its embedding lies in the span (row space) of the first attention layer's
     gradient. The span of the second block's gradient then shows which tokens form a text: prefix by prefix in a
-    decoder, by exchanges of tokens in an encoder. For encoders, we also infer positions and neighbors of words from the
-    first block's gradient (:mod:`fl_privacy.attacks.text.encoder_assembly`), and subtract the gradients of texts
-    already found.
+    decoder, by exchanges of tokens in an encoder. For encoders, the attack also infers positions and neighbors of words
+    from the first block's gradient (:mod:`fl_privacy.attacks.text.encoder_assembly`), and subtracts found texts'
+    gradients.
 
     A reconstruction is ``proven`` if it reproduces the whole update, and every alternative is at least ten times
     farther from a span. If a text occurs several times in the batch, the update's scale has to fit, too. Alternatives

@@ -62,7 +62,7 @@ class Assembly:
         return replace(self, unit=self.unit * farthest) if farthest > _DECIDABLE else self
 
     def descend(self, texts: Tensor, fixed: int | None = None) -> list[Assembled]:
-        """Exchange each token of ``texts`` (n, L), except at ``fixed``, for the candidate nearest to ``span``."""
+        """Exchange each token of ``texts`` (n, L), except at ``fixed``, so that the text comes nearest to ``span``."""
         texts = texts.clone()
         best = self.residuals(texts)
         for _ in range(_SWEEPS):
@@ -327,10 +327,10 @@ def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
 
 @torch.no_grad()
 def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Estimate how much each of n tokens contributes to the gradients of T words; near 0 for other texts' tokens.
+    """Estimate how much each of n tokens shapes the gradients of T words (T, n); near 0 for tokens of other texts.
 
-    Return (T, n). ``parts``: first block's gradient, split by word. ``alone``: indices (T,) of words that are at one
-    position only. ``tokens`` (n,) are at ``positions`` (n,). The method is sparse Bayesian learning (Tipping 2001).
+    ``parts``: first block's gradient, split by word. ``alone``: indices (T,) of words that are at one position only.
+    ``tokens`` (n,) are at ``positions`` (n,). The method is sparse Bayesian learning (Tipping 2001).
     """
     longest = int(positions.max()) + 1
     inputs = entering_block(model, tokens[:, None].expand(-1, longest), 0)[torch.arange(len(tokens)), positions]
@@ -364,7 +364,7 @@ def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
     """Return the number (T,) of the text that each of T tokens belongs to, by spectral clustering.
 
     ``support``: (T, T) affinities, at least 0. ``positions`` (T,): tokens at the same position get affinity 0.
-    ``number``: number of texts (Damle, Minden, Ying 2019).
+    ``number``: number of texts. The method is by Damle, Minden and Ying (2019).
     """
     affinity = support.masked_fill(positions[:, None] == positions, 0)
     affinity = affinity / affinity.sum(1, keepdim=True).clamp_min(1e-300)

@@ -62,8 +62,8 @@ def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float
     """Return the factor by which the client multiplied its gradient; ``None`` if it is unknown or not positive.
 
     ``seen``: output layer's gradient. ``known``: its part due to known labels. Elements with further parts are left
-    out: rows of ``tokens``, to which a tied layer adds the embeddings' gradient, and directions of the last hidden
-    ``states`` (B, d).
+    out: rows of ``tokens``, to which a tied layer adds the embeddings' gradient, and directions of last ``states`` (B,
+    d).
     """
     others = torch.ones(len(seen), dtype=torch.bool, device=seen.device)
     others[tokens] = False
@@ -89,7 +89,7 @@ _WHOLE = 0.05  # largest distance of a number of copies from a whole number
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Compares guessed texts' updates with the observed one, in double precision."""
+    """Compares the updates that guessed texts would give with the observed one, in double precision."""
 
     observation: Observation
     model: TextModel
@@ -146,7 +146,7 @@ class Explanation:
 
 
 def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:
-    """Replace the soft labels of each text's copies by classes with the same total; ``None`` if it is not whole."""
+    """Replace the soft labels of each text's copies by classes with the same total; ``None`` if one is not whole."""
     if not batch.labels.is_floating_point():
         return batch
     classes = []

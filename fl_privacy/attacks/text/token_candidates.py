@@ -76,13 +76,13 @@ class _EnteredError(Exception):
 
 
 def entering_block(model: TextModel, inputs: Tensor, block: int) -> Tensor:
-    """Return the states (B, L, d) that enter the attention of ``block``, for ``inputs``."""
+    """Return the hidden states (B, L, d) that enter the attention of ``block``, for ``inputs``."""
     return entering_layers(model, inputs, [name.rpartition(".")[0] for name in model.attention_weights[block]])
 
 
 @torch.no_grad()
 def entering_layers(model: TextModel, inputs: Tensor, names: Sequence[str]) -> Tensor:
-    """Return the states (B, L, d) that enter the first called layer of ``names``, for ``inputs``."""
+    """Return the hidden states (B, L, d) that enter the first called layer of ``names``, for ``inputs``."""
 
     def stop(states: Tensor) -> Tensor:
         if states.shape[1] == inputs.shape[1]:  # in a last block the first token alone may have a query
@@ -107,7 +107,7 @@ def readable_model(model: nn.Module) -> TextModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Lengths of ``number`` texts; ``known``: given numbers of tokens, the shortest first, or ``None`` if unknown."""
+    """Lengths of ``number`` texts, at most ``longest``; ``known``: numbers of tokens, the shortest first, if given."""
 
     number: int
     longest: int

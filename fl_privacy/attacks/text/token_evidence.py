@@ -192,7 +192,7 @@ class EvidenceCandidates:
         return self._samples[path]
 
     def spread(self, path: str) -> Tensor:
-        """Return float64 inputs (m, d) of layer ``path`` for m tokens not in :meth:`sample`, to estimate a frame."""
+        """Return float64 inputs (m, d) of layer ``path`` for m tokens not in :meth:`sample`, to whiten inputs by."""
         tokens = self._order[min(_EACH, self.size // 2) :][: _FRAMED * self.sample(path).shape[-1]]
         parts = []
         for begin in range(self.length):
@@ -236,8 +236,8 @@ class _Basis:
         """Return the evidence (R, n, L) that n tokens are at L positions, for R choices of leading directions.
 
         Evidence is minus the log of a bound on the probability that a random token has as large a share of its squared
-        length in these directions. ``states``: (n, L, d) inputs of the layer. ``whole``: (n, L) their squared lengths
-        in ``frame``.
+        length in these directions. ``states``: (n, L, d) inputs of the layer. ``whole``: (n, L) squared lengths in
+        ``frame``.
         """
         share = _shares(states @ (self.frame.whole @ self.rows.T).to(states), whole, self.numbers).double()
         usual, freedom = self.usual.to(share).unsqueeze(2)
@@ -289,8 +289,8 @@ def found_pairs(
     """Find each victim's tokens: those whose inputs lie more in the spans of its gradients than by chance.
 
     ``victims``: each victim's views, one layer's gradient each. Views of LoRA adapters' B are used instead if these
-    find more tokens. Views of full rank are left out; ``None`` if none is left. ``texts``: their number. ``most``:
-    largest number of tokens.
+    find more tokens. ``None`` if all views have full rank. ``texts``: number of texts. ``most``: largest number of
+    tokens.
     """
     bases = [[basis for view in views if (basis := _basis(view, candidates)) is not None] for views in victims]
     every = [basis for own in bases for basis in own]
@@ -313,8 +313,7 @@ def found_pairs(
 def _named(bases: Sequence[_Basis], candidates: EvidenceCandidates, texts: int, most: int) -> Pairs:
     """Choose at most ``most`` tokens of one victim with more evidence than chance explains.
 
-    Evidence is summed over ``bases``, the spans of layers' gradients. ``texts``: number of texts, which limits false
-    tokens.
+    Evidence is summed over ``bases``, the spans of layers' gradients. ``texts``: number of texts.
     """
     total, together = candidates.size * candidates.length, torch.stack([basis.best for basis in bases]).sum(0)
     views = (torch.tensor([basis.numbers for basis in bases]) > 0).sum(0)

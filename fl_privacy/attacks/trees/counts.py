@@ -143,8 +143,8 @@ def count_first_tree(
     """Count rows and labels in the leaves of the first tree, which no other precedes.
 
     All rows then have the same prediction, so that sums of hessians and gradients give counts (Di Gennaro et al.,
-    TimberStrike, 2025, section 5). ``UserError`` if there is no such tree, the objective is unsupported, or the tree
-    has too many rows or leaves.
+    TimberStrike, 2025, section 5). ``UserError`` if there is no such tree, the objective is unsupported, or the tree is
+    too large.
 
     Args:
         own: trees that the client fitted.

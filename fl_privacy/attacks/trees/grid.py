@@ -1,4 +1,4 @@
-"""Intervals of features between thresholds, and leaves that rows of intervals reach (Lucchese et al., SIGIR 2015)."""
+"""Split features into intervals between thresholds, and find leaves that rows reach (Lucchese et al., SIGIR 2015)."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -89,8 +89,8 @@ class BoxProblem:
     def parts(self, masks: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return each row's leaf, gradient and hessian, (N, T) each, in the client's T trees.
 
-        ``masks``: (N, U, W) leaf of N rows in the U trees of all clients, marked by one bit in W 64-bit words.
-        ``labels``: (N,) 0 or 1. Leaves are numbered across the T trees.
+        ``masks``: (N, U, W) for N rows and the U trees of all clients, the bit of the row's leaf is set among W 64-bit
+        words. ``labels``: (N,) 0 or 1. Leaves are numbered across the T trees.
         """
         leaf = leaf_of(masks)
         margin = self.base + self.values[self.value_start + leaf] @ self.before
