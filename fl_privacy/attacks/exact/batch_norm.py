@@ -353,8 +353,9 @@ class Centered:
     def inputs(self, rows: Tensor, completed: int = 0) -> tuple[Tensor, bool] | None:
         """Return the inputs (B, N) for a rotation P, and ``True`` if they are unique; ``None`` if P is not orthogonal.
 
-        ``rows``: (R + 1, R + 1) distinct rows of (P, 1 / sqrt(B)), each up to a factor. ``completed``: number of last
-        rows that were not found, but follow from orthogonality; one or two can be unique.
+        ``rows``: (R + 1, R + 1) distinct rows of the matrix (P, 1 / sqrt(B)), each up to a factor. ``completed``:
+        number of last rows that were not found, but completed by orthogonality. One or two completed rows can be
+        unique.
         """
         rows = rows / rows.norm(dim=1, keepdim=True) * rows[:, -1:].sign()
         times = (self.count * rows[:, -1].square()).round().clamp(1, self.count)

@@ -121,13 +121,7 @@ def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: 
 _DIFFERENT = 1e-4  # least singular value of linearly independent images, as a share of the largest
 _SILENT = 0.1  # share of zeros among the layer's signals above which a ReLU follows it
 _RELABELED = 3  # number of searches for images with the labels of the images found before
-
-_ALONE = 1 / 16
-"""Share of the differences of neighboring pixels that count as independent.
-
-A smaller one relies too much on equations behind noise, a larger one on images that leave much unexplained.
-"""
-
+_ALONE = 1 / 16  # share of differences of neighboring pixels that count as independent; less relies on noisy equations
 _COMPONENTS = 0.5  # approximate share of the work that the search for components takes
 _CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients processed at a time (128 MB of float64)
 
@@ -274,7 +268,7 @@ class _Mixed:
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Return the only inputs (B, N) that explain the gradient's zeros by inactive ReLUs, or ``None``."""
+        """Refine ``inputs`` (B, N) until inactive ReLUs explain the gradient's zeros; ``None`` if this fails."""
         mixing, count = inputs @ self.basis.T, len(inputs)
         if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None

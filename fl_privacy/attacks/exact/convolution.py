@@ -15,8 +15,6 @@ _ITERATIONS = 3000  # maximal number of steps of conjugate gradients
 _CONVERGED = 1e-9  # residual share at which they stop
 _LEAST = 0.03  # weight of an output that is known at all, in units of the largest
 _SMOOTH = 1e-3  # weight of differences of neighbors if outputs are not all known, in units of an input's own weight
-
-
 _NOISE = 2.0  # silent outputs of a ReLU are below this multiple of the depth of its least output
 
 
@@ -52,7 +50,10 @@ class Convolution:
         return self._transposed((len(deltas), *self.shape), weight, deltas)
 
     def moved(self, deltas: Tensor) -> Tensor:
-        """Place ``deltas`` (V, O, P, Q) at the inputs that each of T kernel elements multiplies: (V, O T, H W)."""
+        """Place outputs' ``deltas`` at the input pixel that each of T kernel elements multiplies.
+
+        ``deltas``: (V, O, P, Q). Return (V, O T, H W).
+        """
         module, (height, width) = self.module, self.shape[1:]
         taps = module.kernel_size[0] * module.kernel_size[1]
         alone = torch.eye(taps).to(deltas).view(1, taps, *module.kernel_size)
@@ -67,7 +68,7 @@ class Convolution:
 
 
 def above_noise(outputs: Tensor) -> Tensor:
-    """Set estimated ReLU outputs (V, ...) to zero if noise explains them; the most negative shows the noise's size."""
+    """Set estimated ReLU outputs (V, ...) to zero up to the noise, whose size the most negative output shows."""
     least = outputs.flatten(1).amin(1).clamp(max=0).view(-1, *(1 for _ in outputs.shape[1:]))
     return torch.where(outputs > -_NOISE * least, outputs, 0)
 
@@ -222,7 +223,7 @@ class BlindInputs:
 
 
 def can_be_blind(layer: Convolution, count: int = 1) -> bool:
-    """Return whether the weight's gradient alone can determine ``count`` images' inputs of a layer of this shape."""
+    """Return whether the gradient of the weight of ``layer`` can determine the layer's inputs for ``count`` images."""
     module, taps = layer.module, layer.module.kernel_size
     if module.stride != (1, 1) or module.dilation != (1, 1) or taps[0] != taps[1] or not 2 <= taps[0] <= 5:
         return False
@@ -326,7 +327,7 @@ def _shifted(basis: Tensor, size: tuple[int, int], count: int) -> tuple[Tensor, 
 
 
 def _unmixed(sums: Tensor) -> Tensor | None:
-    """Find the matrix (B, B) that makes ``sums`` (B, N) of B images non-negative with many zeros, or ``None``."""
+    """Find the matrix (B, B) that turns ``sums`` (B, N) of images into non-negative rows with many zeros, if any."""
     white, mix = torch.linalg.qr(sums.T)
     size = white.norm(dim=1)
     bright = white[size > _BRIGHT * size.median()]

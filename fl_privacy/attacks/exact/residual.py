@@ -171,7 +171,7 @@ class Residual:
         return {name: m for name, m in self.graph.module.named_modules() if isinstance(m, OwnStatistics)}
 
     def use(self, observation: Observation) -> None:
-        """Set batch norm's means and variances from the running statistics in the upload, else from those sent."""
+        """Set batch norm's means and variances to the running statistics in the upload or, without these, as sent."""
         own = (uploaded_statistics(observation) or observation.assumed().buffers) if self.norms else {}
         for name, norm in self.norms.items():
             norm.running_mean, norm.running_var = (
@@ -218,7 +218,7 @@ def input_of(node: fx.Node) -> fx.Node:
 
 @torch.no_grad()
 def find_residual(observation: Observation) -> Residual | None:
-    """Return the observation's residual network; ``None`` if it is none, or statistics or gradients are missing."""
+    """Return the model as a :class:`Residual`; ``None`` if its structure, statistics or gradients do not fit."""
     modules, count = list(observation.model.modules()), observation.upload.num_examples
     norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)
     trains = observation.plan.batch_norm == "train" and norms > 0

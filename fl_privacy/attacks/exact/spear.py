@@ -143,7 +143,7 @@ def _rounds(gradient: "_Gradient", rng: torch.Generator, starts: int) -> Iterato
 def factors_near(
     columns: Tensor, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor
 ) -> SparseFactors | None:
-    """Refine a guess ``columns`` (M, B) of D to factors as in :func:`sparse_factors`; ``None`` if this fails."""
+    """Refine ``columns`` (M, B), a guess of the sparse factor, as in :func:`sparse_factors`; ``None`` if this fails."""
     own, directions = _Gradient(weight, bias, layer, basis), basis.T @ columns
     pool, directions = _Pool(own), directions / directions.norm(dim=0)
     pool.extend(torch.cat([_sparsest(own.rows, directions, schedule, own.noise) for schedule in (_SHARP, _SOFT)], 1))

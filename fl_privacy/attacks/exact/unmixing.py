@@ -39,7 +39,7 @@ class Behind:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """Equations for the matrix A (B, B) that unmixes a batch: a layer's inputs are A R, for a basis R."""
+    """Equations for the unmixing matrix A (B, B): a layer's inputs are A R, for a basis R of its gradient's rows."""
 
     behind: Behind
     # Mixing A (B, B) and a client's scaling s solve s D^T [A, 1] = [G R^T, g] (see cocktail_party.py), where D_i is
@@ -58,6 +58,7 @@ def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis
     """Build the equations (:class:`Mixture`) that unmix the inputs of a layer.
 
     ``weight``, ``bias``: gradients G and g. ``layer``: weight and bias. ``basis``: basis R (B, N) of the rows of G.
+    ``behind``: later layers.
     """
     gradient, (values, shift) = weight.double(), layer
     on_basis = gradient @ basis.T
@@ -95,7 +96,7 @@ def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps
 
 
 def misfit(mixture: Mixture, mixing: Tensor, labels: Tensor) -> float:
-    """Return the squared distance of the observed gradient from that for ``mixing`` A (B, B) and classes ``labels``."""
+    """Return the squared distance of the observed gradient from that for the unmixing matrix ``mixing`` (B, B)."""
     return _Point.at(mixture, mixing, None, labels).misfit(torch.zeros_like(mixing), mixing)
 
 

@@ -35,7 +35,7 @@ OTHERS = 2  # least number of other clients for an estimate of their spread
 
 
 def share_below_others(values: Tensor) -> Tensor:
-    """Return the probability (C, K) that each value exceeds another client's, under a normal distribution of those.
+    """Return the probability (C, K) that each value exceeds another client's, if the other clients' are normal.
 
     It is NaN if fewer than two other values are finite. For statistics that are higher for members, this is a one-sided
     likelihood ratio of a client against the others (Zhu et al. 2024, "FedMIA", Sec. 4).

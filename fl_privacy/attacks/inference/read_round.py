@@ -173,9 +173,9 @@ def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def signals_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return four membership signals (N, 4) of N examples: loss, margin, entropy, and one by the kind of data.
+    """Return four membership signals (N, 4) of N examples: loss, margin, entropy and a fourth.
 
-    The last is minus :func:`lowest_of` for texts, the loss again for others.
+    The fourth is minus :func:`lowest_of` for texts, and the loss again for other data.
     """
     entropy, loss = torch.special.entr(logits.softmax(1)).sum(1), losses_of(logits, labels)
     of_tokens = labels.dim() > 1

@@ -105,7 +105,7 @@ class MethodOptions:
 
 
 class MembershipMethod(ABC):
-    """Method that averages membership evidence over rounds; ``of_tokens``: ``True`` if it needs next tokens."""
+    """Method that averages membership evidence over rounds; ``of_tokens``: only for next-token prediction."""
 
     title: ClassVar[str]
     source: ClassVar[str]

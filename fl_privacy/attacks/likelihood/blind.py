@@ -303,7 +303,7 @@ class Turn:
     filled: Tensor  # (S, O, P) outputs, with each attempt's fit in place of unknown ones
 
     def taken(self, z: Tensor, std: float) -> tuple[Tensor, "Turn", Tensor]:
-        """Take one turn: fit the convolution to the images with coefficients ``z`` (S, M), then fit new coefficients.
+        """Take one turn: fit the convolution, then the images' coefficients ``z`` (S, M) of the prior's components.
 
         Return the new coefficients, the state for the next turn, and the mean squared misfits (S,) of the outputs.
         ``std``: assumed standard deviation of the outputs from the fit.

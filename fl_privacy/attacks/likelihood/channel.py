@@ -216,7 +216,7 @@ def likelihood_of(effect: effects.Effect, setting: Setting) -> Step | None:
 
 
 def _simulated(effect: Simulated, setting: Setting) -> Step:
-    """Return the function that adds the effect's noise to a :class:`Belief`: normal, as simulated (Wood 2010)."""
+    """Return the function that adds normal noise to a :class:`Belief`, with simulated mean and spread (Wood 2010)."""
 
     def step(belief: Belief) -> Belief:
         rng = torch.Generator().manual_seed(0)

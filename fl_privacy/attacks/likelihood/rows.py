@@ -128,7 +128,7 @@ def _parents(joint: Tensor, shares: Tensor, rows: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RowMoves:
-    """P possible changes, each of one column of a row of F encoded values."""
+    """P possible changes of a row of F encoded values; each changes one column."""
 
     prior: RowPrior
     rows: Tensor  # (N, F) public rows
@@ -184,7 +184,7 @@ def row_moves(prepared: Prepared, observation: Observation) -> RowMoves:
 
 @dataclass(eq=False)
 class RowSearch:
-    """S parallel searches for one victim's rows (S, B, F) and labels (S, B), one row at a time."""
+    """S parallel searches for one victim's rows (S, B, F) and labels (S, B), which change one row at a time."""
 
     likelihood: Likelihood
     moves: RowMoves

@@ -1,4 +1,4 @@
-"""Reconstruct texts from an update without descent, and prove them if possible (DAGER)."""
+"""Reconstruct texts from an update without gradient descent, and prove them if possible (DAGER)."""
 
 from collections.abc import Sequence
 from contextlib import suppress

@@ -120,7 +120,7 @@ class Assembly:
 
 
 def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
-    """Keep the candidate tokens with which random texts come nearest to the gradient's row space, for each position."""
+    """Keep, for each position, the candidate tokens with which random texts are nearest to the gradient's row space."""
     if assembly.classified is not None:
         return assembly
     tokens = list(assembly.candidates.tokens[: lengths.longest])

@@ -61,9 +61,9 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
 def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float | None:
     """Return the factor by which the client multiplied its gradient; ``None`` if it is unknown or not positive.
 
-    ``seen``: output layer's gradient. ``known``: its part due to known labels. Elements with further parts are left
-    out: rows of ``tokens``, to which a tied layer adds the embeddings' gradient, and directions of last ``states`` (B,
-    d).
+    ``seen``: output layer's gradient. ``known``: its part due to known labels. Only elements without any other part are
+    compared: not rows of ``tokens``, to which a tied layer adds the embeddings' gradient, and not directions of the
+    last hidden ``states`` (B, d).
     """
     others = torch.ones(len(seen), dtype=torch.bool, device=seen.device)
     others[tokens] = False

@@ -157,7 +157,7 @@ def few_false(expected: Tensor, texts: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Tokens inferred for one victim, with the evidence that each is at each position."""
+    """Tokens inferred for one victim, and the evidence for each of them at each position."""
 
     tokens: Tensor  # (k,) tokens found, the surest first
     evidence: Tensor  # (k, L) minus the log probability of as much by chance; L is 1 without positions

@@ -1,4 +1,4 @@
-"""Infer the tokens of texts from their rows of an upload, with few false ones under noise."""
+"""Infer the tokens of texts from rows of the embeddings' gradient, with few false tokens under noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

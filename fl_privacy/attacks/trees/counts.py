@@ -9,9 +9,7 @@ from fl_privacy.attacks.trees.grid import Exchange, OwnTree, distinct_thresholds
 from fl_privacy.attacks.trees.model import LOGISTIC, SOFTMAX, SQUARED, Tree
 from fl_privacy.errors import UserError
 
-MOST_COUNTED, MOST_BOUNDS = 1 << 40, 5_000_000
-"""Largest numbers of rows of a leaf, and of bounds of all leaves together, that are accepted."""
-
+MOST_COUNTED, MOST_BOUNDS = 1 << 40, 5_000_000  # largest accepted numbers of a leaf's rows, and of all leaves' bounds
 WHOLE = 0.02  # largest distance of a count from a whole number by rounding of float32
 COVERS = 3.0  # weight of a relative change of a site's sum of hessians, next to the share of known thresholds
 MOST_BASES = 4000  # largest number of rows tried in the search for a base score
@@ -116,7 +114,7 @@ def gradient_sums(own: OwnTree, training: Training) -> tuple[np.ndarray, np.ndar
 
 
 def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
-    """Return each leaf's bounds of features, from left to right; ``UserError`` if there are too many splits."""
+    """Return for each leaf, from left to right: feature -> (least, below); ``UserError`` if splits are too many."""
     found: list[dict[int, tuple[float, float]]] = []
     stack: list[tuple[int, dict[int, tuple[float, float]]]] = [(0, {})]
     bounds_in_all = 0

@@ -15,10 +15,7 @@ from fl_privacy.errors import UserError
 
 LARGEST_MODEL = 64 << 20  # largest number of bytes of a model
 MOST_TREES, MOST_NODES = 20_000, 2_000_000  # largest numbers of trees and of their nodes in a model
-
-MOST_FEATURES, MOST_CLASSES = 100_000, 10_000
-"""Largest numbers of features and classes that a model may claim, since lists of that length are allocated."""
-
+MOST_FEATURES, MOST_CLASSES = 100_000, 10_000  # most that a model may claim, since lists of that length are allocated
 DEEPEST = 256  # largest number of splits between the root and a leaf
 
 LOGISTIC = ("binary:logistic", "binary:logitraw", "reg:logistic")

@@ -448,5 +448,4 @@ def _agreement(chains: Sequence[Chain]) -> np.ndarray:
     return found / len(chains)
 
 
-WIDEST, NARROWEST = 2.0, 0.1
-"""First (or larger) and last deviation allowed for a leaf's gradient sum; a row's gradient is below 1."""
+WIDEST, NARROWEST = 2.0, 0.1  # first (or larger) and last deviation allowed for a leaf's gradient sum; a row's is < 1
