@@ -42,7 +42,8 @@ _PATIENCE, _PROGRESS = 30, 1e-3  # evaluations without this relative fall of the
 def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> tuple[Tensor, Tensor]:
     """Fit V images (V, C, H, W) to the activations and equations in ``known``, by L-BFGS.
 
-    Return float64 images and their mismatch (V,), a sum of relative squared distances. ``evaluations``: for each image.
+    Return float64 images and their mismatch (V,), a sum of relative squared distances. ``evaluations``: number of loss
+    evaluations for each image.
     """
     missed, deep = _loss(network, known), bool(network.norms)
     like, shape = next(iter(known.values.values())), network.shapes[network.graph.image]

@@ -50,9 +50,9 @@ class Convolution:
         return self._transposed((len(deltas), *self.shape), weight, deltas)
 
     def moved(self, deltas: Tensor) -> Tensor:
-        """Place outputs' ``deltas`` at the input pixel that each of T kernel elements multiplies.
+        """Place each output's number at the input pixel that each of T kernel elements multiplies.
 
-        ``deltas``: (V, O, P, Q). Return (V, O T, H W).
+        ``deltas``: (V, O, P, Q) numbers, such as gradients. Return (V, O T, H W).
         """
         module, (height, width) = self.module, self.shape[1:]
         taps = module.kernel_size[0] * module.kernel_size[1]

@@ -147,7 +147,7 @@ def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: fl
 
 
 def agreed_ratios(weight: Tensor, bias: Tensor) -> Tensor:
-    """Find the R distinct ratios W_i / b_i (R, N) that at least two rows of W share, most frequent first."""
+    """Find R distinct ratios ``weight[i] / bias[i]`` (R, N) that at least two rows i share, most frequent first."""
     sound = bias.abs() > 1e-4 * bias.abs().max()
     ratios = weight[sound].double() / bias[sound].double()[:, None]
     same = torch.cdist(ratios, ratios) <= 1e-3 * ratios.norm(dim=1)
@@ -160,7 +160,7 @@ def agreed_ratios(weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def residual(weights: Tensor, biases: Tensor, inputs: Tensor) -> Tensor:
-    """Return relative residuals (V,) ||W - b x^T|| / ||W||; each row of W uses the best x in ``inputs`` (V, B, N)."""
+    """Return the relative residual (V,) of ``biases`` x^T = ``weights``; each row uses the best of ``inputs``."""
     w, b, x = weights.double(), biases.double(), inputs.double()
     squared = w.square().sum(2)[..., None] + b.square()[..., None] * x.square().sum(2)[:, None]
     left = squared - 2 * b[..., None] * torch.einsum("vmn,vbn->vmb", w, x)

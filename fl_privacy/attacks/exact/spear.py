@@ -98,8 +98,12 @@ def orthogonal_factors(
     D is the loss's gradient at the layer's outputs z. The rows q of Q (R, R) are found, in any order, as directions
     with a sparse G q. The last element of a row that occurs n times among ``count`` examples is sqrt(n / ``count``).
     Rows that rounding hides are completed by orthogonality. Also yield their number; up to two completed rows are
-    unique. ``weight``: G (M, R). ``values``: layer's weight (M, R), so that z = ``values`` q. ``starts``: random
-    starts.
+    unique.
+
+    Args:
+        weight: G (M, R).
+        values: layer's weight (M, R), so that z = ``values`` q.
+        starts: number of random starts in each round.
     """
     left, sizes, right = torch.linalg.svd(weight, full_matrices=False)
     total, none = len(sizes), weight.new_zeros(len(weight))

@@ -201,7 +201,7 @@ _ULPS = 4.0  # roundings in single precision, in each local step, by which an un
 
 @dataclass(frozen=True, eq=False)
 class WordRows:
-    """Rows of a gradient, one for each of the vocabulary's V tokens, minus the row that absent tokens have."""
+    """Gradient rows of the vocabulary's V tokens, in embeddings or head, minus the row that absent tokens have."""
 
     values: Tensor  # (n, V, d) rows of n victims, with the sign of a gradient and the scale of the upload
     untouched: Tensor  # (n, V) ``True`` if the row equals an absent token's, up to rounding

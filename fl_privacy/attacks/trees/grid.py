@@ -93,7 +93,7 @@ def states_of(rows: np.ndarray, grid: Grid) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exchange:
-    """A client's models in one round: that sent to it, if any, and its reply (new trees in bagging, all if cyclic)."""
+    """A client's models in one round: ``sent`` to it, if any, and its ``reply`` (new trees for bagging, else all)."""
 
     sent: Trees | None
     reply: Trees
