@@ -296,7 +296,7 @@ class Peeling:
         return text.residual < self.tolerance / CLEAR
 
     def _mended(self, assembly: Assembly, guess: GuessedTexts, lengths: Lengths) -> list[Assembled]:
-        """Exchange tokens of guessed texts; return those texts whose hidden states then fit the second block."""
+        """Exchange tokens of guessed texts; return those whose hidden states then lie in the second block's span."""
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
         found: list[Assembled] = []
         for attempt in range(_ATTEMPTS):

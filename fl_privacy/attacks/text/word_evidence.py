@@ -74,6 +74,7 @@ def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
 
 
 def _drawn_texts(model: TextModel, length: int, public: Tensor | None, number: int, rng: torch.Generator) -> Tensor:
+    """Draw token ids (``number``, ``length``) from ``public`` texts, or evenly if there are none."""
     if public is None:
         return torch.randint(model.words.num_embeddings, (number, length), generator=rng)
     pool = public[public >= 0].cpu().long()
@@ -95,6 +96,7 @@ def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
 
 
 def _fitted_normal(rows: Tensor) -> WordModel:
+    """Fit a normal distribution to ``rows`` (m, d), along their leading singular directions."""
     center = rows.mean(0)
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     kept = directions[: min(_DIRECTIONS, int((values > 1e-4 * values[0]).sum()) or 1)].T
