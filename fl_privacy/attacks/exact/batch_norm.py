@@ -93,7 +93,7 @@ def known_by_statistics(network: Residual, gradients: Tensors) -> Known:
 
 
 def _hidden(network: Residual, own: Tensors, link: Link) -> tuple[Tensor, Tensor] | None:
-    # inputs (B, C, H, W) of the chain's last convolution, and the loss's gradient (B, O, P, Q) at its outputs
+    # returns inputs (B, C, H, W) of the chain's last convolution and the loss's gradient (B, O, P, Q) at its outputs
     _, norm, _, later = link
     layer, bias = network.convolution(later), own[f"{norm.target}.bias"][0]
     blind = inputs_up_to_a_factor(layer, own[f"{later.target}.weight"][0], network.count)
@@ -255,7 +255,7 @@ def _inputs(
 
 
 def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None:
-    # for the convolution's inputs (B, C, H, W), by its equations, its known outputs and the inputs ``shown``
+    # solves for the convolution's inputs (B, C, H, W) by its equations, its known outputs and the inputs ``shown``
     layer, gates, left = front.layer, front.gates, own.left[0]
     values, vectors = torch.linalg.eigh(left.T @ left)
     clear = values > _KEPT * values[-1]
@@ -372,7 +372,7 @@ class Centered:
         return (center + apart).repeat_interleave(times.long(), 0), determined
 
     def _center(self, apart: Tensor) -> tuple[Tensor, bool]:
-        # the mean input (N,), within the limits if outputs leave it open, and whether it is unique
+        # returns the mean input (N,), within the limits if outputs leave it open, and whether it is unique
         rank, features = int(torch.linalg.matrix_rank(self.weight, rtol=_KEPT)), self.weight.shape[1]
         if len(self.weight) - _SPARE >= rank == features:
             return self.center, True
@@ -432,7 +432,7 @@ def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | N
 
 
 def _one_difference(weight: Tensor, gradient: Tensor, by_scale: Tensor, sizes: Tensor) -> tuple[Tensor, float, int]:
-    # the difference (1, N) over sqrt(2), its residual, and the spare equations; ``sizes``: half the outputs' distances
+    # returns difference (1, N) over sqrt(2), residual, spare equations; ``sizes``: half the outputs' distances (M,)
     # the outputs' signs follow from those of the gradients, which Adam's steps keep; others are tried, too
     along = torch.linalg.svd(gradient, full_matrices=False)[2][0]
     before, slopes = weight @ along, gradient @ along
@@ -466,7 +466,7 @@ def _one_difference(weight: Tensor, gradient: Tensor, by_scale: Tensor, sizes: T
 
 
 def _differences(weight: Tensor, gradient: Tensor, count: int, variance: Tensor) -> tuple[Tensor, float, int] | None:
-    # a basis (R, N) of the inputs' differences, its residual, and the number of spare equations
+    # returns a basis (R, N) of the inputs' differences, its residual, and the number of spare equations
     _, sizes, right = torch.linalg.svd(gradient, full_matrices=False)
     noise = torch.cat([_ROUNDED * sizes[:1], _NOISE * sizes[count - 1 :]]).max()
     rank = min(count - 1, int((sizes > noise).sum()))

@@ -277,8 +277,8 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor, count: int = 1) 
 
 
 def _shifted(basis: Tensor, size: tuple[int, int], count: int) -> tuple[Tensor, Tensor]:
-    # ``count`` tensors (count, O, P, Q) whose copies, shifted by 0 or 1 pixel each way, come nearest to the span of
-    # ``basis`` (4, O, R), orthonormal columns split by shift; and the ``count`` + 1 least squared distances
+    # finds ``count`` tensors (count, O, P, Q) whose copies, shifted by 0 or 1 pixel each way, come nearest to the span
+    # of ``basis`` (4, O, R), orthonormal columns split by shift; returns them after the ``count`` + 1 least squared distances
     (height, width), rank = size, basis.shape[2]
     products, n = torch.einsum("aor,bos->abrs", basis, basis), width * rank
 
@@ -471,7 +471,7 @@ def solve(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, 
 
 
 def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
-    # by how much flipping each element of the ReLU masks ``gates`` lowers the squared residual of ``own``
+    # returns by how much flipping each element of the ReLU masks ``gates`` lowers the squared residual of ``own``
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)

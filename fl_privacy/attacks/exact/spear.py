@@ -120,8 +120,8 @@ def orthogonal_factors(
 
 
 def _orthogonal(rows: Tensor, weight: Tensor, values: Tensor, count: int) -> tuple[Tensor, int]:
-    # rows q whose last element is possible, and with zero slopes where z is negative; and K rows added with equal last
-    # elements, of which one or two are unique; and K
+    # keeps rows q with a possible last element whose slopes are zero where z is negative, and adds the K missing rows
+    # with equal last elements, of which one or two are unique; returns the rows and K
     times, slopes = count * rows[:, -1].square(), weight @ rows.T
     active = slopes.abs() > _ACTIVE * slopes.abs().amax(0)
     right = ((values @ rows.T > 0) & active).sum(0) >= NEARLY * active.sum(0)

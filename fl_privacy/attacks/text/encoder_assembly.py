@@ -347,7 +347,7 @@ def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, posi
 
 
 def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
-    # variances (T, n), by expectation maximization, of the coefficients with which n ``atoms`` (H, m, n) add up to the
+    # returns variances (T, n), by EM, of the coefficients with which n ``atoms`` (H, m, n) add up to the
     # gradients ``seen`` (T, H, m) of T words; H counts keys and queries of all heads, which share the variances
     noise = _NOISE * torch.eye(atoms.shape[1], dtype=atoms.dtype, device=atoms.device)
     found = atoms.new_full((len(seen), atoms.shape[2]), 1 / atoms.shape[2])

@@ -232,7 +232,7 @@ class Chain:
         self._put(row, slot[picked], gradient[picked], hessian[picked])
 
     def _misfit(self, slot: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, width: float) -> np.ndarray:
-        # increase (C,) of the leaf sums' squared residuals over 2 ``width``^2, by C candidates for a row
+        # returns the increase (C,) of the leaf sums' squared residuals over 2 ``width``^2, by C candidates for a row
         over = gradient * (gradient - 2 * self.left[0][slot])
         over += hessian * (hessian - 2 * self.left[1][slot]) / HESSIAN**2
         return np.asarray(over.sum(1) / (2 * width**2))
