@@ -278,7 +278,7 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor, count: int = 1) 
 
 def _shifted(basis: Tensor, size: tuple[int, int], count: int) -> tuple[Tensor, Tensor]:
     # finds ``count`` tensors (count, O, P, Q) whose copies, shifted by 0 or 1 pixel each way, come nearest to the span
-    # of ``basis`` (4, O, R), orthonormal columns split by shift; returns them after the ``count`` + 1 least squared distances
+    # of ``basis`` (4, O, R), orthonormal columns split by shift; returns ``count`` + 1 least squared distances and them
     (height, width), rank = size, basis.shape[2]
     products, n = torch.einsum("aor,bos->abrs", basis, basis), width * rank
 

@@ -254,8 +254,8 @@ def _shares(along: Tensor, whole: Tensor, numbers: Sequence[int]) -> Tensor:
 
 
 def _seldom(share: Tensor, usual: Tensor, freedom: Tensor) -> Tensor:
-    # returns -log of a bound on the chance that a random vector has at least ``share`` of its energy in a subspace, with mean
-    # ``usual`` and ``freedom`` degrees of freedom (Dasgupta, Gupta 2003)
+    # returns -log of a bound on the chance that a random vector has at least ``share`` of its energy in a subspace,
+    # with mean ``usual`` and ``freedom`` degrees of freedom (Dasgupta, Gupta 2003)
     share = share.maximum(usual).clamp_max(1 - _NEVER)
     rest = (1 - usual) * ((1 - share) / (1 - usual)).log()
     return -0.5 * freedom * (usual * (share / usual).log() + rest)

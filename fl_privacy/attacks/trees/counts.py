@@ -92,8 +92,8 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
 
 
 def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
-    # returns w, hessian sum H and gain of n inner nodes, and sums (n, 2) over their children of (H, 1) times, in order: w
-    # of inner children, ``parallel`` * value of leaves, and the squares of both
+    # returns w, hessian sum H and gain of n inner nodes, and sums (n, 2) over their children of (H, 1) times, in order:
+    # w of inner children, ``parallel`` * value of leaves, and the squares of both
     nodes = tree.inner
     sums = [np.zeros((len(nodes), 2)) for _ in range(4)]
     for child in (tree.left[nodes], tree.right[nodes]):
