@@ -30,9 +30,7 @@ from fl_privacy.types import Certainty, ModelState, Observation, Reconstruction
 SMOOTH = (1e-1, 1e-2, 1e-3, 1e-4)
 """Weights of the mean total variation in successive stages; the mismatch is a sum of relative squared distances."""
 
-_SURE = 1e-3
-"""Outputs of a ReLU above this share of the largest determine its inputs; smaller ones only bound the inputs."""
-
+_SURE = 1e-3  # outputs of a ReLU above this share of the largest determine its inputs; smaller ones only bound them
 _SPREAD = 0.02  # spread of the first pixels around 0.5
 _BLURS = (1, 3, 5, 3, 5)  # pixels over which the best images are averaged before each try; those of fixed norms once
 _SOLVED = 1e-4  # mismatch below which images are not averaged and fitted again
@@ -42,9 +40,10 @@ _PATIENCE, _PROGRESS = 30, 1e-3  # evaluations without this relative fall of the
 
 
 def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> tuple[Tensor, Tensor]:
-    """Fit an image of each victim, (V, C, H, W), by L-BFGS to known features and the gradients of the first layers.
+    """Fit V images (V, C, H, W) to the activations and equations in ``known``, by L-BFGS.
 
-    Return float64 images and their mismatch (V,), a sum of relative squared distances. ``evaluations``: per victim.
+    Return float64 images and their mismatch (V,), a sum of relative squared distances. ``evaluations``: number of loss
+    evaluations for each image.
     """
     missed, deep = _loss(network, known), bool(network.norms)
     like, shape = next(iter(known.values.values())), network.shapes[network.graph.image]
@@ -95,15 +94,15 @@ def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
 
     def missed(images: Tensor) -> Tensor:
         found = graph.values({graph.image: images}, furthest)
-        parts = [_unlike(network, node, found, values) / sizes[node] for node, values in targets.items()]
+        parts = [_squared_distances(network, node, found, values) / sizes[node] for node, values in targets.items()]
         parts += [_squares(left @ found[node].flatten(2).mT - right) / size for node, _, left, right, size in moved]
         return torch.stack(parts).sum(0)
 
     return missed
 
 
-def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
-    """Return victims' squared distances (V,) of ``values`` from those of ``node`` or, after a ReLU, active inputs."""
+def _squared_distances(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
+    """Return squared distances (V,) between ``found`` at ``node`` and ``values``; for active ReLUs, at their input."""
     if network.graph.kind(node) != "relu":
         return _squares(found[node] - values)
     (given,) = node.all_input_nodes
@@ -142,7 +141,7 @@ def _descended(
 
 @dataclass(frozen=True, eq=False)
 class NormalizedLayer(FirstLayer):
-    """A first fully connected layer behind batch norm in training mode.
+    """A model's first fully connected layer, whose inputs come from batch norm in training mode.
 
     ``center``: mean (N,) of each of the N inputs over the batch. ``spread``: (N,) their standard deviations; ``None``
     if several inputs share one mean, as the pixels of a channel do.
@@ -153,7 +152,7 @@ class NormalizedLayer(FirstLayer):
 
 
 def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
-    """Find a linear layer behind batch norm in training mode; ``None`` if it or the norm's statistics are missing."""
+    """Find the model's :class:`NormalizedLayer`; ``None`` if there is none, or batch norm's statistics are unknown."""
     plan, sent, shape = observation.plan, observation.assumed(), observation.input_shape
     size = observation.upload.num_examples
     if plan.batch_norm != "train" or (plan.shares != "gradient" and number_of_steps(size, plan) != 1):
@@ -180,7 +179,7 @@ def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
 
 
 def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor | None:
-    """Return the inputs (2, N) of a batch of two: the layer's mean plus and minus its spread; ``None`` without one."""
+    """Return the inputs (2, N) of a batch of two: ``center`` plus and minus ``spread``; ``None`` without a spread."""
     if layer.spread is None:
         return None
     direction = torch.linalg.svd(weight.double() - bias.double()[:, None] * layer.center, full_matrices=False)[2][0]
@@ -189,7 +188,7 @@ def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor
 
 
 def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
-    """Append the bias's gradient to the weight's as a column, for a :class:`NormalizedLayer` only."""
+    """Append the bias's gradient to the weight's as a column, if ``layer`` is a :class:`NormalizedLayer`."""
     return torch.cat([weight, bias[:, None]], 1) if isinstance(layer, NormalizedLayer) else weight
 
 
@@ -206,17 +205,17 @@ _TOGETHER = 16  # images behind convolutions that are solved for at once
 class ExactInversion(GroupAttack):
     """Attack that solves for images from the first layers' gradients, and certifies them without the originals.
 
-    - For one image, a fully connected first layer's input is a row of the weight's gradient divided by the bias's
-      (Geiping et al. 2020, Prop. 3.1).
-    - A batch in front of a ReLU is found by SPEAR (:mod:`fl_privacy.attacks.exact.spear`, Dimitrov et al. 2024), else
-      by the method of ``attack=analytic``.
-    - Batch norm before that fully connected layer is inverted, and copies of an image are counted
+    - For one image, a fully connected first layer's input is a quotient: a row of the weight's gradient divided by the
+      bias's (Geiping et al. 2020, Prop. 3.1).
+    - A batch is found by SPEAR if a ReLU follows the layer (:mod:`fl_privacy.attacks.exact.spear`, Dimitrov et al.
+      2024), else by the method of ``attack=analytic``.
+    - Batch norm before that layer is inverted, and copies of an image are counted
       (:mod:`fl_privacy.attacks.exact.certificate`).
     - One image of a vision transformer needs its position embedding's gradient (:class:`PatchEmbedding`).
-    - One image behind convolutions without pooling is solved for layer by layer
+    - One image that enters convolutions without pooling is solved for layer by layer
       (:mod:`fl_privacy.attacks.exact.r_gap`).
-    - Images behind a residual network are solved for block by block (:mod:`fl_privacy.attacks.exact.residual`, for
-      batches :mod:`fl_privacy.attacks.exact.batch_norm`); L-BFGS then fits pixels to the results.
+    - Images of a residual network are solved for block by block (:mod:`fl_privacy.attacks.exact.residual`, for batches
+      :mod:`fl_privacy.attacks.exact.batch_norm`); L-BFGS then fits pixels to the results.
 
     A reconstruction is ``proven`` if the equations have one solution up to the order of the images, the signs of the
     ReLU's inputs match the zeros of the gradient, and the whole update is reproduced. The proof concerns the model's
@@ -225,10 +224,10 @@ class ExactInversion(GroupAttack):
     Attributes:
         rounds: largest number of rounds of SPEAR's search for sparse columns.
         starts: number of random starts in each of these rounds.
-        smallest: rows whose bias gradient is below this share of the largest are left out.
-        alike: relative distance below which quotients belong to the same image.
-        evaluations: loss evaluations of L-BFGS for residual networks, for each image; for batches and in training
-            mode up to 15 times as many, of the first blocks.
+        smallest: least bias gradient of a row, as a share of the largest; rows below are left out.
+        alike: relative distance below which two quotients belong to the same image.
+        evaluations: number of L-BFGS's loss evaluations for each image of a residual network. Batches and training mode
+            take up to 15 times as many, of a cheaper loss.
     """
 
     of_rounds = "apart"
@@ -267,7 +266,7 @@ class ExactInversion(GroupAttack):
 
     def _solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         if find_normalized_outputs(group.first) is not None:
-            return read_group(group, self._behind_outputs_norm, name="exact", seed=seed, report=report)
+            return read_group(group, self._with_normalized_outputs, name="exact", seed=seed, report=report)
         expect_gradient(group.first)
         source = _source(group.first)
         if isinstance(source, LayerChain):
@@ -290,14 +289,16 @@ class ExactInversion(GroupAttack):
 
         return read_group(group, read, name="exact", seed=seed, report=report)
 
-    def _behind_outputs_norm(self, observation: Observation, rng: torch.Generator, report: Report) -> Reconstruction:
+    def _with_normalized_outputs(
+        self, observation: Observation, rng: torch.Generator, report: Report
+    ) -> Reconstruction:
         count, layer = observation.upload.num_examples, find_normalized_outputs(observation)
         if count > 2:
             expect_gradient(observation)
         known = None if layer is None else centered(observation, layer)
         if layer is None or known is None:
             return failed(observation, _UNDETERMINED)
-        read = self._turned(known, rng, report)
+        read = self._rotated(known, rng, report)
         if read is None:
             return failed(observation, _UNTURNED)
         inputs, whole = read
@@ -307,8 +308,8 @@ class ExactInversion(GroupAttack):
         found = certificate.certified(victim, certificate.Read(images, False, known.left, confirmed=sure))
         return found if whole else replace(found, certainty=Certainty.APPROXIMATE, notes=(*found.notes, _IN_PART))
 
-    def _turned(self, known: Centered, rng: torch.Generator, report: Report) -> tuple[Tensor, bool] | None:
-        """Return a batch's inputs (B, N), and ``True`` if they are determined; ``None`` if no example is found."""
+    def _rotated(self, known: Centered, rng: torch.Generator, report: Report) -> tuple[Tensor, bool] | None:
+        """Find the rotation that ``known`` leaves open; return the inputs (B, N), and ``True`` if they are unique."""
         if known.count == 2:
             return known.inputs(known.center.new_tensor([[1.0, 1.0], [-1.0, 1.0]]))
         best, fewest = None, known.joined.shape[1]
@@ -347,7 +348,7 @@ class ExactInversion(GroupAttack):
         report: Report,
         explains: Callable[[Tensor], bool],
     ) -> tuple[Tensor, bool]:
-        """Return the layer's inputs (B, N), and ``True`` if no others reproduce the update (tested by ``explains``)."""
+        """Return inputs (B, N) of ``layer``, and ``True`` if no others reproduce the update (``explains`` tests it)."""
         count, near = observation.upload.num_examples, NEARLY
         weight, bias = (as_gradient(observation)[name] for name in layer.names)
         if count == 1:
@@ -397,7 +398,7 @@ def _recursed(chain: LayerChain, observations: dict[int, Observation], report: R
 
 
 def complete_head(observation: Observation, head: str) -> Observation:
-    """Estimate elements of layer ``head``'s update that a defense clipped or zeroed, for one step on one example."""
+    """Estimate the elements of layer ``head``'s update that a defense clipped or zeroed; for a single example only."""
     effect = next((e for part in observation.knowledge.defense or () if isinstance(e := part.effect, Truncated)), None)
     if effect is None or observation.plan.weight_decay or observation.upload.num_examples > 1:
         return observation

@@ -1,4 +1,4 @@
-"""Solve for activations of a batch, or behind batch norm in training mode if running statistics were uploaded."""
+"""Solve for a batch's activations, also if batch norm in training mode mixes its examples."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -60,7 +60,10 @@ _MOST_SCALE = 3.0  # largest factor by which silent values are scaled to their v
 
 @torch.no_grad()
 def known_by_statistics(network: Residual, gradients: Tensors) -> Known:
-    """Solve for activations of an update's B images, from ``gradients`` (1, *shape), as near to them as possible."""
+    """Solve for the activations of a batch of B images, block by block toward the images.
+
+    ``network`` holds its batch norms' statistics. ``gradients``: gradient (1, *shape) of each parameter, by name.
+    """
     own = {name: value.double() for name, value in gradients.items()}
     none = torch.zeros(network.count, dtype=torch.bool, device=network.device)
     deepest: Known | None = None
@@ -90,7 +93,7 @@ def known_by_statistics(network: Residual, gradients: Tensors) -> Known:
 
 
 def _hidden(network: Residual, own: Tensors, link: Link) -> tuple[Tensor, Tensor] | None:
-    """Solve for the inputs (B, C, H, W) of the link's last convolution, and the slopes (B, O, P, Q) of its outputs."""
+    # returns inputs (B, C, H, W) of the chain's last convolution and the loss's gradient (B, O, P, Q) at its outputs
     _, norm, _, later = link
     layer, bias = network.convolution(later), own[f"{norm.target}.bias"][0]
     blind = inputs_up_to_a_factor(layer, own[f"{later.target}.weight"][0], network.count)
@@ -113,9 +116,10 @@ def _hidden(network: Residual, own: Tensors, link: Link) -> tuple[Tensor, Tensor
 
 @dataclass(eq=False)
 class _Front:
-    """Slopes (B, O, P, Q) in front of a norm of B images, by normalized values that a ReLU's ``values`` show in part.
+    """Estimator of the loss's gradient between a convolution and the batch norm after it.
 
-    The others are estimated from a guess of the convolution's inputs. ``behind``: slopes of the norm's outputs.
+    That gradient depends on the norm's outputs. They are known where the ReLU after the norm is active (``values``),
+    and elsewhere estimated by :meth:`learn`. ``behind``: loss's gradient at the norm's outputs.
     """
 
     layer: Convolution
@@ -161,7 +165,7 @@ class _Front:
         return Slopes(scale * self.behind.full, self.behind.open, moved)
 
     def learn(self, inputs: Tensor) -> None:
-        """Estimate the unknown normalized values from a guess of the convolution's ``inputs`` (V, C, H, W)."""
+        """Estimate unknown outputs of the batch norm from guessed ``inputs`` (V, C, H, W) of the convolution."""
         z = (self.layer.outputs(inputs) - self.offset) / self.deviation
         if self.values is not None:  # the ReLU silenced them
             silent = ((self.weight * z + self.bias).clamp(max=0) - self.bias) / self.weight
@@ -179,7 +183,7 @@ def _front(network: Residual, own: Tensors, convolution: fx.Node, behind: Slopes
 
 @dataclass(eq=False)
 class _OwnStep(Step):
-    """Step through norms in training mode; ``fronts`` by convolution."""
+    """A :class:`Step` for networks whose batch norms use the batch's own statistics."""
 
     fronts: dict[fx.Node, _Front] = field(default_factory=dict)
 
@@ -218,7 +222,10 @@ class _OwnStep(Step):
 def _inputs(
     network: Residual, own: Tensors, given: fx.Node, fronts: Mapping[fx.Node, _Front], shown: Shown | None
 ) -> tuple[Tensor, float]:
-    """Solve for the inputs (B, C, H, W) of convolutions; also return their relative residual."""
+    """Solve for the value (B, C, H, W) of node ``given``, which enters convolutions; also return the residual.
+
+    ``own``: gradients by parameter's name. ``fronts``: estimator for each of the convolutions. ``shown``: known inputs.
+    """
     best = torch.zeros(network.count, *network.shapes[given], dtype=torch.float64, device=network.device)
     least, turned, relu = torch.inf, False, network.graph.kind(given) == "relu"
     for _ in timely(range(_ROUNDS)):
@@ -248,10 +255,7 @@ def _inputs(
 
 
 def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None:
-    """Solve ``own`` for the inputs (B, C, H, W) of a convolution; ``None`` if too much is left open.
-
-    ``shown``: known inputs, for directions that the gradient does not show.
-    """
+    # solves for the convolution's inputs (B, C, H, W) by its equations, its known outputs and the inputs ``shown``
     layer, gates, left = front.layer, front.gates, own.left[0]
     values, vectors = torch.linalg.eigh(left.T @ left)
     clear = values > _KEPT * values[-1]
@@ -294,7 +298,7 @@ _INSIDE = 500  # corrections of a mean input that the outputs leave open
 
 @dataclass(frozen=True, eq=False)
 class NormalizedOutputs(first_layer.FirstLayer):
-    """A first fully connected layer, with or without bias, whose outputs batch norm at ``norm`` normalizes."""
+    """A model's first fully connected layer, followed directly by the batch norm named ``norm`` in training mode."""
 
     norm: str
     mean: Tensor  # (M,) of the batch's outputs
@@ -302,7 +306,7 @@ class NormalizedOutputs(first_layer.FirstLayer):
 
 
 def find_normalized_outputs(observation: Observation) -> NormalizedOutputs | None:
-    """Find such a layer of a batch that made one step; ``None`` if it or the norm's statistics are missing."""
+    """Find the model's :class:`NormalizedOutputs` layer; ``None`` if there is none, or its statistics are unknown."""
     plan, sent, size = observation.plan, observation.assumed(), observation.upload.num_examples
     one_step = plan.shares == "gradient" or number_of_steps(size, plan) == 1
     if plan.batch_norm != "train" or not one_step or size == 1 or not observation.upload.buffers:
@@ -331,9 +335,9 @@ def find_normalized_outputs(observation: Observation) -> NormalizedOutputs | Non
 
 @dataclass(frozen=True, eq=False)
 class Centered:
-    """Batch of B examples behind :class:`NormalizedOutputs`, up to a rotation of their differences in R dimensions.
+    """Inputs of a :class:`NormalizedOutputs` layer for B examples, solved up to a rotation of their differences.
 
-    The inputs are ``center + P @ differences`` for a P (B, R) with orthonormal columns whose sums are 0.
+    They are ``center + P @ differences`` for a rotation P (B, R) with orthonormal columns that each sum to 0.
     """
 
     count: int
@@ -347,10 +351,11 @@ class Centered:
     sure: bool  # ``True`` if they have more equations than unknowns
 
     def inputs(self, rows: Tensor, completed: int = 0) -> tuple[Tensor, bool] | None:
-        """Return the inputs (B, N) for the distinct ``rows`` (R + 1, R + 1) of (P, 1 / sqrt(B)), up to their lengths.
+        """Return the inputs (B, N) for a rotation P, and ``True`` if they are unique; ``None`` if P is not orthogonal.
 
-        The second value is ``True`` if they are determined: the mean, and the last ``completed`` rows, one or two that
-        occur once. ``None`` if rows are missing or not orthogonal.
+        ``rows``: (R + 1, R + 1) distinct rows of the matrix (P, 1 / sqrt(B)), each up to a factor. ``completed``:
+        number of last rows that were not found, but completed by orthogonality. One or two completed rows can be
+        unique.
         """
         rows = rows / rows.norm(dim=1, keepdim=True) * rows[:, -1:].sign()
         times = (self.count * rows[:, -1].square()).round().clamp(1, self.count)
@@ -367,7 +372,7 @@ class Centered:
         return (center + apart).repeat_interleave(times.long(), 0), determined
 
     def _center(self, apart: Tensor) -> tuple[Tensor, bool]:
-        """Return the mean input (N,), within limits if outputs leave it open, and whether it is determined."""
+        # returns the mean input (N,), within the limits if outputs leave it open, and whether it is unique
         rank, features = int(torch.linalg.matrix_rank(self.weight, rtol=_KEPT)), self.weight.shape[1]
         if len(self.weight) - _SPARE >= rank == features:
             return self.center, True
@@ -385,7 +390,7 @@ class Centered:
 
 
 def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | None:
-    """Solve for a batch up to a rotation; ``None`` if its statistics do not determine its covariance."""
+    """Solve for a batch's inputs up to a rotation; ``None`` if statistics and gradients do not determine them."""
     count, sent, own = observation.upload.num_examples, observation.assumed().parameters, as_gradient(observation)
     weight, norm = sent[layer.weight].double(), observation.model.get_submodule(layer.norm)
     names = layer.weight, f"{layer.norm}.bias", f"{layer.norm}.weight"
@@ -427,7 +432,7 @@ def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | N
 
 
 def _one_difference(weight: Tensor, gradient: Tensor, by_scale: Tensor, sizes: Tensor) -> tuple[Tensor, float, int]:
-    """Return the difference (1, N) of two inputs, over the root of 2, from half the distances (M,) of their outputs."""
+    # returns difference (1, N) over sqrt(2), residual, spare equations; ``sizes``: half the outputs' distances (M,)
     # the outputs' signs follow from those of the gradients, which Adam's steps keep; others are tried, too
     along = torch.linalg.svd(gradient, full_matrices=False)[2][0]
     before, slopes = weight @ along, gradient @ along
@@ -461,7 +466,7 @@ def _one_difference(weight: Tensor, gradient: Tensor, by_scale: Tensor, sizes: T
 
 
 def _differences(weight: Tensor, gradient: Tensor, count: int, variance: Tensor) -> tuple[Tensor, float, int] | None:
-    """Return a basis (R, N) of ``count`` inputs' differences, from the gradient's rows and the outputs' variance."""
+    # returns a basis (R, N) of the inputs' differences, its residual, and the number of spare equations
     _, sizes, right = torch.linalg.svd(gradient, full_matrices=False)
     noise = torch.cat([_ROUNDED * sizes[:1], _NOISE * sizes[count - 1 :]]).max()
     rank = min(count - 1, int((sizes > noise).sum()))

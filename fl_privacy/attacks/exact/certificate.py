@@ -44,9 +44,10 @@ _NEARLY_SAME = 0.01  # errors of the outputs match those of classes up to this s
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Images (B, C, H, W) that solve a layer's equations up to the residual ``loss``; ``unique``: no others do.
+    """Images (B, C, H, W) that solve a layer's equations, before they are certified.
 
-    ``confirmed``: ``True`` if redundant equations confirm them, whatever the rest of the network draws.
+    ``unique``: ``True`` if no other images solve them. ``loss``: residual. ``confirmed``: ``True`` if redundant
+    equations confirm the images, even if later layers draw random numbers.
     """
 
     images: Tensor
@@ -58,15 +59,15 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Reproduction:
-    """Comparison of gradients, recomputed from reconstructed images, with an observed update, in double precision."""
+    """Recomputes gradients of reconstructed images, and compares them with the observed update, in double precision."""
 
     observation: Observation
     model: nn.Module
 
     def labels(self, inputs: Tensor, network: nn.Module | None = None) -> Tensor | None:
-        """Infer ``inputs``' labels, classes (B,) or soft (B, K); ``None`` if the output layer's gradient is withheld.
+        """Infer the labels of ``inputs`` from the output layer's gradient; ``None`` if it is withheld.
 
-        Labels are classes if p - y (see :meth:`errors`) is proportional to p except at one class.
+        Return classes (B,) or, if none fit, soft labels (B, K). ``network``: later layers, if ``inputs`` enter these.
         """
         found = self.errors(inputs, network)
         if found is None or is_plain(self.loss):
@@ -198,10 +199,10 @@ def model_as_sent(observation: Observation) -> nn.Module:
 
 
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
-    """Return the images in ``read`` as a reconstruction, certain if their recomputed gradient equals the update.
+    """Certify the images in ``read``: recompute their gradient, and compare it with the update.
 
-    Known labels are used if ``ordered`` like the images and ``read`` is not unique; else labels are inferred. If none
-    can be inferred, the reconstruction fails.
+    Return a reconstruction, marked as failed if labels are unknown and can't be inferred. ``ordered``: ``True`` if
+    known labels have the images' order. Otherwise, or if ``read`` is unique, labels are inferred.
     """
     observation = reproduction.observation
     labels, source = observation.knowledge.labels, "known"
@@ -245,8 +246,8 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
     """Clamp ``images`` to [0, 1]; also return notes for the user.
 
     Images that exactly solve equations (``solved``) but lie outside stay unchanged, since the client's inputs have
-    another scale. Rows of a table with a ``schema`` are also unchanged if ``solved``; else the nearest valid rows
-    replace them.
+    another scale. Rows of a table with a ``schema`` are also unchanged if ``solved``, else the nearest valid rows are
+    returned.
     """
     if schema is not None:
         return (images if solved else schema.nearest(images)), ()
@@ -260,7 +261,7 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
 
 
 def limits_of(model: nn.Module, like: Tensor) -> Tensor:
-    """Return the least and the largest value (2, N) of each of N inputs, by the schema if they are a table's row."""
+    """Return the least and largest valid values (2, N) of the model's N inputs, with dtype and device of ``like``."""
     ends = torch.stack([torch.zeros_like(like), torch.ones_like(like)])
     if (schema := schema_of(model)) is not None:
         ends = (ends - schema.shift.to(ends)) / schema.scale.to(ends)
@@ -269,10 +270,10 @@ def limits_of(model: nn.Module, like: Tensor) -> Tensor:
 
 
 def is_muted(weight: Tensor, shade: Tensor) -> bool:
-    """Return whether columns of a layer's gradient are zero, probably because a defense mutes them.
+    """Return whether a defense probably muted inputs: columns of the layer's weight gradient are zero.
 
-    They are also zero if all images have the pixel value that enters the layer as zero (``shade``). Columns with a
-    shade outside of (0, 1), which images often share, do not count.
+    A column is also zero if all images have the pixel value that enters the layer as zero. ``shade``: that value for
+    each column. Columns with a shade outside of (0, 1), which images often share, do not count.
     """
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
@@ -333,7 +334,10 @@ def _same(size: int) -> str:
 
 
 def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = None) -> Times:
-    """Return a function: batch size -> how often each of ``inputs`` occurs, or ``None`` if no whole numbers fit."""
+    """Return a function from batch size to the number of times that each of ``inputs`` occurs in the batch.
+
+    It returns ``None`` if no whole numbers fit. ``network``: later layers, if ``inputs`` enter these.
+    """
     rank, loss = len(inputs), victim.loss
     if rank == 1:
         return lambda size: [size]
@@ -384,7 +388,7 @@ def _in_proportion(weights: Tensor) -> Times:
 
 
 def as_one(observation: Observation) -> Observation | None:
-    """Return the observation of one example if a single step on copies of it surely made the update; else ``None``."""
+    """Return the observation with batch size 1 if its batch surely consists of copies of one example, else ``None``."""
     size, labels = observation.upload.num_examples, observation.knowledge.labels
     plan = observation.plan
     one_step = plan.shares == "gradient" or (is_sum_of_gradients(plan) and number_of_steps(size, plan) == 1)

@@ -37,10 +37,9 @@ def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) 
 
 
 def neighbors(images: Tensor) -> Tensor:
-    """Return differences of neighboring pixels (V, B, n) in V victims' images (V, B, C, H, W).
+    """Return the differences (V, B, n) between neighboring pixels of images (V, B, C, H, W).
 
-    Differences are taken in the gray image (mean of channels) and in C - 1 channels minus gray, scaled to mean square
-    1.
+    They are taken in the gray image, and in all channels but the last minus gray, and scaled to mean square 1.
     """
     gray = images.mean(2, keepdim=True)
     kinds = [gray] if images.shape[2] == 1 else [gray, images[:, :, :-1] - gray]
@@ -49,7 +48,7 @@ def neighbors(images: Tensor) -> Tensor:
 
 
 def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
-    """Return the negative log-likelihood of components ``directions`` (B, B) @ ``features`` (B, n), plus a constant."""
+    """Return -log likelihood, plus a constant, of ``directions`` @ ``features`` as independent Cauchy components."""
     found = directions @ features
     scale = found.square().mean(1, keepdim=True).sqrt()
     each = (1 + (found / scale).square()).log().mean(1) + scale[:, 0].log()
@@ -94,16 +93,14 @@ def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
 
 
 _ROUNDS = 10
-
-_SURE = (0.8, 0.95)
-"""Share of the negative outputs, the lowest ones, taken for silent in the first and in the last round."""
+_SURE = (0.8, 0.95)  # share of negative outputs, the lowest, taken for silent in the first and in the last round
 
 
 def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: Tensor, shift: Tensor) -> Tensor | None:
-    """Refine the mixing A (B, B) from ``start`` using neurons that a ReLU sets to zero; ``None`` if that fails.
+    """Refine the matrix A (B, B) that unmixes a batch, using neurons that a ReLU sets to zero; ``None`` if that fails.
 
-    ``columns``: C = G R^T (M, B) for the weight's gradient G and the basis R of its rows. ``bias``: bias's gradient g
-    (M,). ``projected``: R W^T (B, M) for the weight W. ``shift``: the layer's bias (M,).
+    The layer's inputs are A R, for a basis R of the rows of the weight's gradient G. ``columns``: G R^T (M, B).
+    ``bias``: bias's gradient (M,). ``start``: first A. ``projected``: R W^T (B, M), W the weight. ``shift``: bias (M,).
     """
     # D^T = C A^-1 for the outputs' gradient D, zero at neurons silent for an image; C A^-1 1 = g gives sign and scale
     # G = D X^T and g = D 1, with X^T = A R for the orthonormal basis R (B, N) of the rows of G
@@ -124,13 +121,7 @@ def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: 
 _DIFFERENT = 1e-4  # least singular value of linearly independent images, as a share of the largest
 _SILENT = 0.1  # share of zeros among the layer's signals above which a ReLU follows it
 _RELABELED = 3  # number of searches for images with the labels of the images found before
-
-_ALONE = 1 / 16
-"""Share of the differences of neighboring pixels that count as independent.
-
-A smaller one relies too much on equations behind noise, a larger one on images that leave much unexplained.
-"""
-
+_ALONE = 1 / 16  # share of differences of neighboring pixels that count as independent; less relies on noisy equations
 _COMPONENTS = 0.5  # approximate share of the work that the search for components takes
 _CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients processed at a time (128 MB of float64)
 
@@ -141,8 +132,8 @@ class CocktailParty(GroupAttack):
 
     Components are chosen whose differences of neighboring pixels are independent and heavy-tailed (Kariyappa et al.,
     ICML 2023, "Cocktail Party Attack"). They are then refined until they reproduce the gradient, by the zeros of a ReLU
-    behind the layer or by the rest of the network. The layer needs at least as many outputs as examples, and images
-    that look like photographs.
+    after the layer or by the rest of the network. The layer needs as many outputs as examples or more, and images like
+    photographs.
 
     Attributes:
         iterations: number of steps of FastICA, and of quasi-Newton steps after it.
@@ -214,7 +205,10 @@ class CocktailParty(GroupAttack):
     def _components(
         self, observations: Sequence[Observation], layer: FirstLayer, seed: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return V victims' bases R (V, B, N) of gradient rows, layer inputs (V, B, N), and if each rank is B (V,)."""
+        """Separate the inputs of ``layer`` by their independence, for V updates of B examples each.
+
+        Return bases (V, B, N) of the gradients' rows, inputs (V, B, N), and a mask (V,) of gradients with full rank B.
+        """
         count, shape = observations[0].upload.num_examples, observations[0].input_shape
         gradients = [as_gradient(observation) for observation in observations]
         weights, biases = (torch.stack([gradient[name] for gradient in gradients]) for name in layer.names)
@@ -274,7 +268,7 @@ class _Mixed:
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Return the only inputs (B, N) that explain the gradient's zeros by inactive ReLUs, or ``None``."""
+        """Refine ``inputs`` (B, N) until inactive ReLUs explain the gradient's zeros; ``None`` if this fails."""
         mixing, count = inputs @ self.basis.T, len(inputs)
         if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None
@@ -283,7 +277,10 @@ class _Mixed:
         return None if found is None or found.agreement < AGREEMENT else found.inputs
 
     def behind_network(self, inputs: Tensor, labels: Tensor, steps: int, report: Report) -> Tensor:
-        """Return ``inputs`` (B, N) or, if likelier, inputs fitted to the gradient through the network behind them."""
+        """Fit ``inputs`` (B, N) to the observed gradient through the later layers, in at most ``steps`` steps.
+
+        Return these or ``inputs``, whichever are likelier given the gradient and how photographs look.
+        """
         first, mixture = inputs @ self.basis.T, self._mixture
         starts = [(first, labels)]
         if self._is_silent(first, labels):

@@ -1,4 +1,4 @@
-"""Solve for a convolution's inputs from its weight's gradient and its outputs or their slopes."""
+"""Solve for a convolution's inputs from its weight's gradient and its outputs, or the loss's gradient there."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -15,8 +15,6 @@ _ITERATIONS = 3000  # maximal number of steps of conjugate gradients
 _CONVERGED = 1e-9  # residual share at which they stop
 _LEAST = 0.03  # weight of an output that is known at all, in units of the largest
 _SMOOTH = 1e-3  # weight of differences of neighbors if outputs are not all known, in units of an input's own weight
-
-
 _NOISE = 2.0  # silent outputs of a ReLU are below this multiple of the depth of its least output
 
 
@@ -52,7 +50,10 @@ class Convolution:
         return self._transposed((len(deltas), *self.shape), weight, deltas)
 
     def moved(self, deltas: Tensor) -> Tensor:
-        """Shift ``deltas`` (V, O, P, Q) to the pixels that each of T kernel elements multiplies: (V, O T, H W)."""
+        """Place each output's number at the input pixel that each of T kernel elements multiplies.
+
+        ``deltas``: (V, O, P, Q) numbers, such as gradients. Return (V, O T, H W).
+        """
         module, (height, width) = self.module, self.shape[1:]
         taps = module.kernel_size[0] * module.kernel_size[1]
         alone = torch.eye(taps).to(deltas).view(1, taps, *module.kernel_size)
@@ -67,7 +68,7 @@ class Convolution:
 
 
 def above_noise(outputs: Tensor) -> Tensor:
-    """Set estimated ReLU outputs (V, ...) to zero if noise explains them; the most negative shows the noise's size."""
+    """Set estimated ReLU outputs (V, ...) to zero up to the noise, whose size the most negative output shows."""
     least = outputs.flatten(1).amin(1).clamp(max=0).view(-1, *(1 for _ in outputs.shape[1:]))
     return torch.where(outputs > -_NOISE * least, outputs, 0)
 
@@ -159,7 +160,7 @@ def _multiplies(layer: Convolution) -> bool:
 
 
 def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:
-    """Solve a semidefinite ``normal(x) = right`` (V, ...) for the x of least norm; ``diagonal`` > 0 preconditions."""
+    """Solve a semidefinite ``normal(x) = right`` (V, ...) for the x of least norm; ``diagonal``: preconditioner > 0."""
     found, rest = torch.zeros_like(right), right.clone()
     enough = _CONVERGED * _lengths(right)
     scaled = rest / diagonal
@@ -192,8 +193,7 @@ def _lengths(values: Tensor) -> Tensor:
 
 _RANK = 1e-7  # singular values below this share of the largest are rounding of single precision
 _RIDGE = 1e-12
-_STEPS = 6
-"""Steps of inverse iteration for the least eigenvalues, which are a million times apart if there is a solution."""
+_STEPS = 6  # steps of inverse iteration for the least eigenvalues, a million times apart if there is a solution
 MOST_NUMBERS = 1 << 26  # numbers of matrices that are solved together: half a gigabyte
 _DRAWS = 4000  # places from which sums of images without zeros in common are separated
 _ZERO = 3e-3  # share of a sum's length that is taken for zero
@@ -205,11 +205,11 @@ _ALIKE = 0.99  # cosine of directions that are the same
 
 @dataclass(frozen=True, eq=False)
 class BlindInputs:
-    """Inputs and slopes of a layer that best solve the equations of :func:`inputs_up_to_a_factor`.
+    """Best solution found by :func:`inputs_up_to_a_factor`, for B images.
 
-    ``values`` (B, C, H, W) of each image have a mean absolute value of 1; the sign of a single image's is unknown.
-    ``slopes``: (B, O, P, Q) loss's gradient at the outputs. ``left``: squared residual over that of a random guess.
-    ``next``: that of the second-best solution.
+    ``values``: (B, C, H, W) convolution's inputs, with mean absolute value 1; a single image's sign is unknown.
+    ``slopes``: (B, O, P, Q) loss's gradient at its outputs. ``left``: squared residual, divided by a random guess's.
+    ``next``: the same ratio for the second-best solution.
     """
 
     values: Tensor
@@ -223,7 +223,7 @@ class BlindInputs:
 
 
 def can_be_blind(layer: Convolution, count: int = 1) -> bool:
-    """Return whether the weight's gradient alone can determine ``count`` images' inputs of a layer of this shape."""
+    """Return whether the gradient of the weight of ``layer`` can determine the layer's inputs for ``count`` images."""
     module, taps = layer.module, layer.module.kernel_size
     if module.stride != (1, 1) or module.dilation != (1, 1) or taps[0] != taps[1] or not 2 <= taps[0] <= 5:
         return False
@@ -277,11 +277,8 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor, count: int = 1) 
 
 
 def _shifted(basis: Tensor, size: tuple[int, int], count: int) -> tuple[Tensor, Tensor]:
-    """Find the ``count`` slopes (count, O, P, Q) whose four shifted copies lie nearest to the columns of ``basis``.
-
-    Copies are shifted by 0 or 1 pixel each way, with zeros around. ``basis`` (4, O, R): R orthonormal columns, a part
-    for each shift. ``size``: (P + 1, Q + 1). Also return the ``count`` + 1 smallest squared distances.
-    """
+    # finds ``count`` tensors (count, O, P, Q) whose copies, shifted by 0 or 1 pixel each way, come nearest to the span
+    # of ``basis`` (4, O, R), orthonormal columns split by shift; returns ``count`` + 1 least squared distances and them
     (height, width), rank = size, basis.shape[2]
     products, n = torch.einsum("aor,bos->abrs", basis, basis), width * rank
 
@@ -330,7 +327,7 @@ def _shifted(basis: Tensor, size: tuple[int, int], count: int) -> tuple[Tensor, 
 
 
 def _unmixed(sums: Tensor) -> Tensor | None:
-    """Find the matrix (B, B) that makes ``sums`` (B, N) of B images non-negative with many zeros, or ``None``."""
+    """Find the matrix (B, B) that turns ``sums`` (B, N) of images into non-negative rows with many zeros, if any."""
     white, mix = torch.linalg.qr(sums.T)
     size = white.norm(dim=1)
     bright = white[size > _BRIGHT * size.median()]
@@ -420,8 +417,7 @@ Shown = tuple[Tensor, Tensor]
 def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
     """Solve ``equations`` for V victims' inputs (V, C, H, W), and return them with their relative residual (V,).
 
-    The ReLU masks in ``equations`` are first corrected in place (:func:`turn_gates`). ``shown``: values of the inputs
-    known from elsewhere.
+    The ReLU masks in ``equations`` are first corrected (:func:`turn_gates`). ``shown``: inputs known from elsewhere.
     """
     for own in equations:
         turn_gates(own)
@@ -453,7 +449,7 @@ def turn_gates(own: Equations) -> None:
 
 
 def solve(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, Tensor]:
-    """Solve ``equations`` like :func:`gated_inputs` with fixed masks, and without ``shown`` if memory is short."""
+    """Solve ``equations`` like :func:`gated_inputs`, with fixed ReLU masks; ignore ``shown`` if memory is short."""
     left = torch.cat([each.left for each in equations], 1)
     right = torch.cat([each.right for each in equations], 1)
     normal, sums = left.mT @ left, left.mT @ right  # (V, P, P), (V, P, C)
@@ -475,7 +471,7 @@ def solve(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, 
 
 
 def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
-    """Return by how much flipping each element of the ReLU masks ``gates`` lowers the squared residual of ``own``."""
+    # returns by how much flipping each element of the ReLU masks ``gates`` lowers the squared residual of ``own``
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)

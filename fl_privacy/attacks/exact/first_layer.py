@@ -1,4 +1,4 @@
-"""Find the layer that the pixels enter, and solve for its inputs x; a fully connected layer has b x^T = W."""
+"""Find the layer that the pixels enter, and solve for its inputs by the gradients of its weight and bias."""
 
 import math
 from collections.abc import Sequence
@@ -69,10 +69,10 @@ class Probed:
 def find_first_layer(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
 ) -> FirstLayer:
-    """Find the first layer of ``model`` at ``state`` by passing test images of ``input_shape`` (C, H, W).
+    """Find the first layer of ``model`` by passing test images of ``input_shape`` (C, H, W) through it.
 
-    ``fixed_norms`` is ``True`` if batch norm uses the running statistics that the server sent. Raise
-    ``NotFullyConnectedError`` if the first layer is not fully connected, has no bias, or gets mixed pixels.
+    ``state``: model's values. ``fixed_norms``: ``True`` if batch norm uses the running statistics that the server sent.
+    Raise ``NotFullyConnectedError`` if the layer is not fully connected, has no bias, or its inputs combine pixels.
     """
     seen = probe_first_layer(model, state, input_shape, fixed_norms=fixed_norms)
     name, module = seen.name, seen.module
@@ -93,7 +93,7 @@ def find_first_layer(
 def probe_first_layer(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
 ) -> Probed:
-    """Return the first layer with parameters and its inputs for test images; see :func:`find_first_layer`."""
+    """Return the first layer with parameters, and its inputs for three test images; see :func:`find_first_layer`."""
     values = next(iter(state.parameters.values()))
     frozen = frozen_copy(model, state, LocalPlan(batch_norm="eval"), device=values.device, dtype=values.dtype).eval()
     random = torch.rand(input_shape, generator=torch.Generator().manual_seed(0)).to(values)
@@ -124,9 +124,9 @@ def fit(weights: Tensor, biases: Tensor) -> Tensor:
 def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: float, alike: float) -> Tensor:
     """Return the ``count`` ratios W_i / b_i (V, count, N) that most rows i share, for each of V victims.
 
-    Different ratios are preferred. ``weights``: W (V, M, N). ``biases``: b (V, M), at least one not zero for each
-    victim. ``smallest``: rows with abs(b_i) below this share of the largest are left out. ``alike``: ratios are the
-    same up to this share of the longer one's length; at least 1e-6.
+    A ratio is repeated only if there are fewer than ``count`` different ones. ``weights``: W (V, M, N). ``biases``: b
+    (V, M), at least one not zero for each victim. ``smallest``: rows with abs(b_i) below this share of the largest are
+    left out. ``alike``: ratios are the same up to this share of the longer one's length; at least 1e-6.
     """
     w, b = weights.double(), biases.double()
     sound = b.abs() > smallest * b.abs().amax(1, keepdim=True)
@@ -147,7 +147,7 @@ def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: fl
 
 
 def agreed_ratios(weight: Tensor, bias: Tensor) -> Tensor:
-    """Find the R distinct ratios W_i / b_i (R, N) that at least two rows of W share, most frequent first."""
+    """Find R distinct ratios ``weight[i] / bias[i]`` (R, N) that at least two rows i share, most frequent first."""
     sound = bias.abs() > 1e-4 * bias.abs().max()
     ratios = weight[sound].double() / bias[sound].double()[:, None]
     same = torch.cdist(ratios, ratios) <= 1e-3 * ratios.norm(dim=1)
@@ -160,7 +160,7 @@ def agreed_ratios(weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def residual(weights: Tensor, biases: Tensor, inputs: Tensor) -> Tensor:
-    """Return victims' ||W - b x^T|| / ||W|| (V,), where each row of W has the best x among ``inputs`` (V, B, N)."""
+    """Return the relative residual (V,) of ``biases`` x^T = ``weights``; each row uses the best of ``inputs``."""
     w, b, x = weights.double(), biases.double(), inputs.double()
     squared = w.square().sum(2)[..., None] + b.square()[..., None] * x.square().sum(2)[:, None]
     left = squared - 2 * b[..., None] * torch.einsum("vmn,vbn->vmb", w, x)
@@ -203,9 +203,9 @@ def first_hidden_layer(observation: Observation) -> str | None:
 
 
 def hidden_features(reproduction: certificate.Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
-    """Reconstruct a batch's inputs to the layer at ``path`` by SPEAR (:mod:`fl_privacy.attacks.exact.spear`).
+    """Reconstruct a batch's inputs to the layer named ``path`` by SPEAR (:mod:`fl_privacy.attacks.exact.spear`).
 
-    ``None`` if the result is not certain, or for a single image.
+    ``reproduction``: attacked update, with its model. ``None`` if the result is not certain, or for a single image.
     """
     observation = reproduction.observation
     gradient, count = as_gradient(observation), observation.upload.num_examples
@@ -230,7 +230,10 @@ def hidden_features(reproduction: certificate.Reproduction, path: str, rng: torc
 
 
 def _with_labels(reproduction: certificate.Reproduction, path: str, features: Tensor) -> HiddenFeatures | None:
-    """Repeat each of R ``features`` (R, N) as often as it occurs, and infer labels; ``None`` if either is unclear."""
+    """Repeat each of R distinct ``features`` (R, N) as often as it occurs in the batch, and infer labels.
+
+    ``path``: layer that the features enter. ``None`` if the numbers of occurrences or the labels are unclear.
+    """
     rest = Rest(reproduction.model, path, reproduction.observation.input_shape)
     if len(features) < (size := reproduction.observation.upload.num_examples):
         times = certificate.times_of(reproduction, features, rest)(size)
@@ -251,10 +254,11 @@ _CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients solved at a time (128 
 class AnalyticInversion(GroupAttack):
     """Attack that solves b x^T = W for the inputs x of a first layer (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
 
-    W and b are the gradients of weight and bias. One example is the least squares solution, exact up to rounding. In a
-    batch, neurons active for a single example give that example; the ratios W_i / b_i that most rows share are taken.
-    Several local steps count as one; Adam's are refused. ``smallest``: rows with b_i below this share of the largest
-    are left out, in [0, 1). ``alike``: ratios are the same up to this share of the longer one's length, at least 1e-6.
+    W and b are the gradients of the layer's weight and bias. One example is the least squares solution, exact up to
+    rounding. In a batch, a neuron i that only one example activates gives this example as W_i / b_i; the ratios that
+    most neurons share are returned. Several local steps are treated as one. Updates by Adam are refused. ``smallest``:
+    neurons with b_i below this share of the largest are left out, in [0, 1). ``alike``: relative distance up to which
+    two ratios are the same, at least 1e-6.
     """
 
     of_rounds = "apart"
@@ -338,8 +342,8 @@ _MOST_OTHERS = 16  # largest number of tokens that are no patches, such as the c
 class PatchEmbedding:
     """A convolution on patches of P x P pixels that do not overlap, and the parameter that is added to its output.
 
-    ``weight``, ``bias``: names of the convolution's parameters (D, C, P, P) and (D,). D: number of outputs. Its input
-    is ``shift + scale * pixels``.
+    ``weight``, ``bias``: names of the convolution's parameters (D, C, P, P) and (D,). Its input is ``shift + scale *
+    pixels``.
     """
 
     weight: str
@@ -385,9 +389,9 @@ def find_patch_embedding(
 
 
 def solve(embedding: PatchEmbedding, gradients: Tensors) -> certificate.Read:
-    """Return the single image (1, C, H, W) behind an update, by least squares in float64, and if it is unique.
+    """Solve for the single image (1, C, H, W) of an update, by least squares in float64.
 
-    It is unique if the error estimated from redundant equations is small (APRIL, Lu et al. 2022, section 4).
+    It is ``unique`` if the error estimated from redundant equations is small (APRIL, Lu et al. 2022, section 4).
     """
     own, (height, width) = embedding.image, embedding.patch
     position = gradients[embedding.position].double()

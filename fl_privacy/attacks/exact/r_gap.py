@@ -1,4 +1,4 @@
-"""Solve for one image behind convolutions, from the last layer back (R-GAP, Zhu and Blaschko 2021)."""
+"""Solve for one image that entered convolutions, from the last layer back (R-GAP, Zhu and Blaschko 2021)."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ WRONG = 0.1  # residual share of a layer's equations above which they are not th
 
 @dataclass(frozen=True, eq=False)
 class ChainLayer:
-    """Layer of a :class:`LayerChain`, with the shapes of one example, and the activation behind it."""
+    """Layer of a :class:`LayerChain`: shapes of one example's inputs and outputs, and the activation after it."""
 
     name: str
     module: nn.Conv2d | nn.Linear

@@ -1,4 +1,4 @@
-"""Solve for images behind a residual network, block by block (after R-GAP, Zhu and Blaschko 2021)."""
+"""Solve for images that entered a residual network, block by block (after R-GAP, Zhu and Blaschko 2021)."""
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,7 +36,7 @@ _KINDS: Mapping[str, type[nn.Module] | tuple[type[nn.Module], ...]] = {
 
 
 class OwnStatistics(nn.BatchNorm2d):
-    """Batch norm by the running statistics that :meth:`Residual.use` sets or, while ``moving``, by the batch's own."""
+    """Batch norm with fixed statistics (:meth:`Residual.use`) or, while ``moving``, with those of the batch."""
 
     def __init__(self, norm: nn.BatchNorm2d, *, fixed: bool) -> None:
         super().__init__(norm.num_features, norm.eps)
@@ -111,7 +111,7 @@ class _Tracer(fx.Tracer):
 
 
 def traced(model: nn.Module) -> FxGraph | None:
-    """Trace a model of one input; ``None`` if its operations depend on values or can't be traced."""
+    """Trace a model with one input; ``None`` if its operations depend on values or can't be traced."""
     try:
         module = fx.GraphModule(model, _Tracer().trace(model))
     except (*UNFORESEEN, TypeError, AttributeError):
@@ -129,7 +129,7 @@ MOST_PLACES = 1200  # pixels that enter a convolution whose equations are solved
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Activations found for V images, and leftover equations for activations that they do not determine."""
+    """Activations solved for V images, and equations left for a node that these equations do not fully determine."""
 
     values: Mapping[fx.Node, Tensor]  # (V, C, H, W) of nodes behind a ReLU, those nearest to the image last
     equations: Sequence[tuple[fx.Node, Equations]]  # (node, equations for its values)
@@ -171,7 +171,7 @@ class Residual:
         return {name: m for name, m in self.graph.module.named_modules() if isinstance(m, OwnStatistics)}
 
     def use(self, observation: Observation) -> None:
-        """Set batch norm's means and variances from the running statistics in the upload, else from those sent."""
+        """Set batch norm's means and variances to the running statistics in the upload or, without these, as sent."""
         own = (uploaded_statistics(observation) or observation.assumed().buffers) if self.norms else {}
         for name, norm in self.norms.items():
             norm.running_mean, norm.running_var = (
@@ -218,7 +218,7 @@ def input_of(node: fx.Node) -> fx.Node:
 
 @torch.no_grad()
 def find_residual(observation: Observation) -> Residual | None:
-    """Return the observation's residual network; ``None`` if it is none, or statistics or gradients are missing."""
+    """Return the model as a :class:`Residual`; ``None`` if its structure, statistics or gradients do not fit."""
     modules, count = list(observation.model.modules()), observation.upload.num_examples
     norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)
     trains = observation.plan.batch_norm == "train" and norms > 0
@@ -269,7 +269,10 @@ def known_between(network: Residual, gradients: Tensors) -> Known:
 
 
 def followed(network: Residual, own: Tensors, known: Known, kind: type["Step"]) -> Known:
-    """Solve for activations toward the image from the last ``known`` ones on, one block by each step of ``kind``."""
+    """Continue from the last activations in ``known`` toward the image, solving for one block at a time.
+
+    Return ``known`` with the activations added. ``own``: gradients by name. ``kind``: class that solves one block.
+    """
     cuts, values, equations = list(network.cuts), dict(known.values), list(known.equations)
     at, found, left = list(values)[-1], known.found, known.left
     for before in reversed(cuts[: cuts.index(at)]):
@@ -293,7 +296,7 @@ def followed(network: Residual, own: Tensors, known: Known, kind: type["Step"]) 
 
 
 def misses(network: Residual, before: fx.Node, inputs: Tensor, at: fx.Node, values: Tensor) -> Tensor:
-    """Return the relative distance (V,) of ``values`` at node ``at`` from those run from ``inputs`` at ``before``."""
+    """Return the relative distance (V,) of ``values`` at ``at`` from those computed from ``inputs`` at ``before``."""
     apart = (network.graph.run({before: inputs}, at) - values).flatten(1).norm(dim=1)
     share = apart / values.flatten(1).norm(dim=1).clamp_min(torch.finfo(apart.dtype).tiny)
     return torch.where(share.isfinite(), share, torch.inf)
@@ -341,7 +344,7 @@ def _scaled(network: Residual, at: fx.Node, values: Tensor, features: Tensor) ->
 
 
 def heard(network: Residual, node: fx.Node, values: Tensor) -> Tensor:
-    """Set those of V images' ``values`` (V, C, H, W) at a ReLU node to zero that are no larger than the noise."""
+    """Set ``values`` (V, C, H, W) of a ReLU's ``node`` to zero where they are no larger than the noise."""
     return above_noise(values) if network.graph.kind(node) == "relu" else values
 
 
@@ -350,7 +353,7 @@ Link = tuple[fx.Node | None, fx.Node, fx.Node, fx.Node]
 
 
 def links(network: Residual) -> list[Link]:
-    """List the first rows of nodes (:data:`Link`) whose last convolution's gradient gives its inputs up to a factor."""
+    """List the chains (:data:`Link`) nearest to the image whose last convolution's gradient gives its inputs."""
     found, kind = list[Link](), network.graph.kind
     for later in network.convolutions:
         relu = input_of(later)
@@ -363,10 +366,9 @@ def links(network: Residual) -> list[Link]:
 
 @dataclass(eq=False)
 class Step:
-    """One step of the reconstruction toward the image: solves for the values at ``before`` from those at ``at``.
+    """Step toward the image: solves for the values at graph node ``before`` from those at the later node ``at``.
 
-    Both are graph nodes. ``outputs``, ``slopes``: V images' values (V, C, H, W) at ``at``, and the loss's gradient
-    there.
+    ``outputs``, ``slopes``: V images' values (V, C, H, W) at ``at``, and the loss's gradient there.
     """
 
     network: Residual
@@ -381,7 +383,7 @@ class Step:
     gates: Tensor | None = None  # (V, C, H, W) bool, the ``outputs`` that a ReLU let through
 
     def runs(self) -> bool:
-        """Collect equations for the values at ``before`` by backpropagation from ``at``; return if there are any."""
+        """Build equations for values at ``before``, by backpropagation from ``at``; return whether there are any."""
         graph, slopes = self.network.graph, {self.at: Slopes(self.slopes)}
         between = graph.behind(self.at, {self.before}) - {self.before}
         for node in reversed([node for node in graph.nodes if node in between]):
@@ -446,9 +448,9 @@ class Step:
         return heard(self.network, self.before, found)
 
     def shown(self) -> Shown | None:
-        """Return those inputs of a residual block that follow from its shortcut, and how often each is known.
+        """Return inputs of a residual block that are known from its shortcut; ``None`` if it has none.
 
-        At active ReLUs, they are the block's outputs minus those of its other branch. ``None`` if it has no shortcut.
+        At active ReLUs, they are the block's outputs minus those of its other branch.
         """
         graph, ends = self.network.graph, {self.before, self.network.graph.image}
         if self.gates is None or graph.kind(input_of(self.at)) != "add":

@@ -1,4 +1,4 @@
-"""Reconstruct a batch behind a ReLU from G = D X^T with a half-zero D (SPEAR, Dimitrov et al. 2024)."""
+"""Reconstruct a batch that enters a layer with a ReLU by sparse factors of a gradient (SPEAR, Dimitrov et al. 2024)."""
 
 import itertools
 from collections.abc import Iterator
@@ -23,22 +23,14 @@ _ACTIVE = 0.01  # slopes above this share of the largest are not zero
 _SAME = 1e-6  # directions are the same up to this distance of their cosine from 1
 _INDEPENDENT = 1e-3  # share of a direction that has to be new compared with those chosen before
 _RANK = 1e-6  # singular values below this share of the largest are rounding errors
-
 _MOST_ROWS = 16  # largest number of examples for which null vectors of random rows are tried as starts
-
 _SHARP = [(0.03 * 0.5**step, 1.0) for step in range(20)]  # schedule of a search that stays near where it starts
-
 _SOFT = [(0.3 * 0.8**step, 1.0) for step in range(36)]  # schedule (smoothing, power) of a wider search
-
 _FAR = [(0.5 * 0.7**step, 1.0) for step in range(36)]  # schedule (smoothing, power) of the widest search
-
 _KEPT = 1024  # largest number of directions from which independent ones are chosen
 _JUDGED = 2_000_000  # signs of alternatives that are computed at once
 _BLIND = 6  # rounds without a finding after which a kind of search is given up
-
-_ROUNDED, _CLEAR = 3.0, 0.1
-"""In half precision, elements below this many units of rounding are zero, if that exceeds this share of ``_ZERO``."""
-
+_ROUNDED, _CLEAR = 3.0, 0.1  # units of half precision up to which elements are zero, if above this share of _ZERO
 _HALF = 0.25  # singular values below this many units of half precision, relative to the largest, are its rounding
 _RIDGE = {torch.float32: 1e-6, torch.float64: 1e-12}
 _SPARE = 8  # combinations of columns beyond the expected rank, to notice a higher one
@@ -46,9 +38,10 @@ _SPARE = 8  # combinations of columns beyond the expected rank, to notice a high
 
 @dataclass(frozen=True, eq=False)
 class SparseFactors:
-    """Factors G = D X^T with a sparse D: ``inputs`` X^T (B, N), float64, in any order.
+    """Factors of a weight's gradient G = D X^T: sparse gradients D at the layer's outputs W X + b, and its inputs X.
 
-    ``agreement``: share of elements of D that are zero if and only if W X + b is negative, for the worst example.
+    ``inputs``: X^T (B, N), float64, in any order. ``agreement``: share of elements of D that are zero if and only if W
+    X + b is negative, for the worst example.
     """
 
     inputs: Tensor
@@ -100,15 +93,17 @@ def sparse_factors(
 def orthogonal_factors(
     weight: Tensor, values: Tensor, count: int, *, rng: torch.Generator, starts: int
 ) -> Iterator[tuple[Tensor, int]]:
-    """Yield ever better factors of a gradient G = D Q, for D = dL/dz in front of a ReLU and orthogonal inputs Q.
+    """Yield ever better orthogonal factors Q of a gradient G = D Q, for a layer followed by a ReLU.
 
-    The rows q of Q (R, R) are found up to their order, since G q is sparse; the last element of a row that occurs n
-    times among ``count`` is the root of n / ``count``. Rows whose slopes are lost in rounding are completed; up to two
-    of them are determined. Also yields the number of completed rows.
+    D is the loss's gradient at the layer's outputs z. The rows q of Q (R, R) are found, in any order, as directions
+    with a sparse G q. The last element of a row that occurs n times among ``count`` examples is sqrt(n / ``count``).
+    Rows that rounding hides are completed by orthogonality. Also yield their number; up to two completed rows are
+    unique.
 
     Args:
         weight: G (M, R).
-        values: the layer's own weight (M, R), so that z = ``values`` q.
+        values: layer's weight (M, R), so that z = ``values`` q.
+        starts: number of random starts in each round.
     """
     left, sizes, right = torch.linalg.svd(weight, full_matrices=False)
     total, none = len(sizes), weight.new_zeros(len(weight))
@@ -125,10 +120,8 @@ def orthogonal_factors(
 
 
 def _orthogonal(rows: Tensor, weight: Tensor, values: Tensor, count: int) -> tuple[Tensor, int]:
-    """Choose orthogonal unit rows q with possible last elements, whose slopes are zero where z is negative.
-
-    The others (K, R) are added with equal last elements: one or two such rows are unique. Also returns K.
-    """
+    # keeps rows q with a possible last element whose slopes are zero where z is negative, and adds the K missing rows
+    # with equal last elements, of which one or two are unique; returns the rows and K
     times, slopes = count * rows[:, -1].square(), weight @ rows.T
     active = slopes.abs() > _ACTIVE * slopes.abs().amax(0)
     right = ((values @ rows.T > 0) & active).sum(0) >= NEARLY * active.sum(0)
@@ -154,7 +147,7 @@ def _rounds(gradient: "_Gradient", rng: torch.Generator, starts: int) -> Iterato
 def factors_near(
     columns: Tensor, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor
 ) -> SparseFactors | None:
-    """Return factors as in :func:`sparse_factors`, near a guess ``columns`` (M, B) of D; ``None`` if there are none."""
+    """Refine ``columns`` (M, B), a guess of the sparse factor, as in :func:`sparse_factors`; ``None`` if this fails."""
     own, directions = _Gradient(weight, bias, layer, basis), basis.T @ columns
     pool, directions = _Pool(own), directions / directions.norm(dim=0)
     pool.extend(torch.cat([_sparsest(own.rows, directions, schedule, own.noise) for schedule in (_SHARP, _SOFT)], 1))
@@ -168,10 +161,10 @@ def zeros(columns: Tensor, zero: float = _ZERO) -> Tensor:
 
 
 class _Gradient:
-    """A victim's gradients G and g in a basis L of the columns of G, and the layer's W and b, in float64.
+    """A weight's gradient G, in an orthonormal basis L of its columns, and the bias's gradient, in float64.
 
-    ``rows`` (M', B): nonzero rows of L, times sqrt(M). ``noise``: their rounding error, 0 unless in half precision.
-    ``zero``: size up to which an element counts as zero, relative to its column.
+    ``rows`` (M', B): nonzero rows of L, times sqrt(M). ``noise``: rounding error of ``rows``; 0 unless in half
+    precision. ``zero``: size up to which an element counts as zero, relative to its column.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor) -> None:
@@ -187,7 +180,7 @@ class _Gradient:
         self.zero = max(_ZERO, _ROUNDED * self.noise)
 
     def improved(self, chosen: Tensor, pool: Tensor) -> Tensor:
-        """Replace columns of ``chosen`` (B, B) by some of ``pool`` so that zeros match inactive ReLUs better."""
+        """Exchange directions in ``chosen`` (B, B) for some in ``pool`` while the factors then fit the ReLU better."""
         rows, (values, shift) = self._basis[self._live], (own[self._live] for own in self._layer)
         before = self._weight @ values.T
 
@@ -213,15 +206,17 @@ class _Gradient:
 
     def factors(self, chosen: Tensor) -> SparseFactors:
         silent = zeros(self._basis * len(self._basis) ** 0.5 @ chosen, self.zero)
-        found = self._behind(silent)
+        found = self._factors_with_zeros(silent)
         if found.agreement < NEARLY:
             return found
         before = self._before(found.inputs)
-        signed = self._behind(torch.where(before.abs() > 30 * self.zero * before.std(0), before <= 0, silent))
+        signed = self._factors_with_zeros(
+            torch.where(before.abs() > 30 * self.zero * before.std(0), before <= 0, silent)
+        )
         return signed if signed.agreement >= found.agreement else found
 
-    def _behind(self, silent: Tensor) -> SparseFactors:
-        """Return the factors D X^T of the gradient for which D (M, B) is nearly zero at true elements of ``silent``."""
+    def _factors_with_zeros(self, silent: Tensor) -> SparseFactors:
+        """Return the factors D X^T of the gradient with D nearest to zero where ``silent`` (M, B) is ``True``."""
         rows, zero = self._basis * len(self._basis) ** 0.5, self.zero
         directions = torch.linalg.eigh(torch.einsum("mb,mj,mk->bjk", silent.to(rows), rows, rows))[1][:, :, 0].T
         scales = torch.linalg.solve_ex(directions, self._bias)[0]
@@ -240,7 +235,7 @@ class _Gradient:
 
 
 class _Pool:
-    """The ``_KEPT`` directions q found so far for which L q has the most zeros, and more than at random."""
+    """Directions q with the most zeros in L q, for the basis L of a :class:`_Gradient`; ``_KEPT`` at most."""
 
     def __init__(self, gradient: _Gradient) -> None:
         self._rows, self._zero, rows = gradient.rows, gradient.zero, gradient.rows
@@ -263,7 +258,10 @@ def _same(some: Tensor, others: Tensor) -> Tensor:
 
 
 class _Search:
-    """Repeated searches for directions q with sparse columns L q; every second one searches outside those found."""
+    """Search for directions q with many zeros in L q, for the basis L of a :class:`_Gradient`.
+
+    Rounds alternate between random starts and starts outside of the directions chosen so far.
+    """
 
     def __init__(self, gradient: _Gradient, rng: torch.Generator, starts: int) -> None:
         rows = gradient.rows

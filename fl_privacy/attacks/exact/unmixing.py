@@ -1,4 +1,4 @@
-"""Separate images that a layer has mixed, exactly, by the network behind it (one victim at a time)."""
+"""Separate images that a layer's gradient mixes, by reproducing the gradient through the later layers."""
 
 import math
 from collections.abc import Callable
@@ -11,9 +11,7 @@ from fl_privacy.attacks.attack import timely
 from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.models.losses import CROSS_ENTROPY, Loss
 
-_INDEPENDENCE = 0.03
-"""Approximate standard deviation of E in A = (1 + E) A_0, for A_0 found by independence; it corresponds to 30 dB."""
-
+_INDEPENDENCE = 0.03  # standard deviation of E in A = (1 + E) A_0, for A_0 found by independence: 30 dB
 _DAMPING = 1e-3  # damping of the first step, as a share of the preconditioner
 _MOST_DAMPING = 1e3
 _TOLERANCE = 1e-3  # residual of a linear system at which iterations stop, as a share of its right side
@@ -23,7 +21,7 @@ _PROGRESS = 0.01  # share of the misfit by which a step has to reduce it for ano
 
 @dataclass(frozen=True, eq=False)
 class Behind:
-    """The part of a network behind the layer ``path``, for images of ``image_shape`` (C, H, W)."""
+    """The part of a network after the layer ``path``, for images of ``image_shape`` (C, H, W)."""
 
     model: nn.Module
     path: str
@@ -41,7 +39,7 @@ class Behind:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A layer's gradient G = A R, which mixes its inputs, with its parameters and later layers."""
+    """Equations for the unmixing matrix A (B, B): a layer's inputs are A R, for a basis R of its gradient's rows."""
 
     behind: Behind
     # Mixing A (B, B) and a client's scaling s solve s D^T [A, 1] = [G R^T, g] (see cocktail_party.py), where D_i is
@@ -57,10 +55,10 @@ class Mixture:
 
 
 def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, behind: Behind) -> Mixture:
-    """Build the :class:`Mixture` of a layer with the parameters W and b (``layer``).
+    """Build the equations (:class:`Mixture`) that unmix the inputs of a layer.
 
-    ``weight``, ``bias``: gradients G and g of these. ``basis``: basis R (B, N) of the rows of G, for N inputs.
-    ``behind``: rest of the network after the layer.
+    ``weight``, ``bias``: gradients G and g. ``layer``: weight and bias. ``basis``: basis R (B, N) of the rows of G.
+    ``behind``: later layers.
     """
     gradient, (values, shift) = weight.double(), layer
     on_basis = gradient @ basis.T
@@ -76,7 +74,7 @@ def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis
 
 
 def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps: int) -> Tensor:
-    """Return the mixing A (B, B) that best reproduces the observed gradient, at most ``steps`` steps from ``start``."""
+    """Find the unmixing matrix A (B, B) that reproduces the gradient, in at most ``steps`` steps from ``start``."""
     point = _Point.at(mixture, start, None, labels)
     if not math.isfinite(point.misfit(torch.zeros_like(start), start)):
         return start
@@ -98,12 +96,12 @@ def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps
 
 
 def misfit(mixture: Mixture, mixing: Tensor, labels: Tensor) -> float:
-    """Return the squared distance of the observed gradient from that for the mixing A (B, B) and classes ``labels``."""
+    """Return the squared distance of the observed gradient from that for the unmixing matrix ``mixing`` (B, B)."""
     return _Point.at(mixture, mixing, None, labels).misfit(torch.zeros_like(mixing), mixing)
 
 
 def metric_of_changes(first: Tensor) -> Tensor:
-    """Return M (B, B) for which a change D = E A_0 of the mixing A_0 (``first``) has <D, D M> = squared length of E."""
+    """Return M (B, B) with <D, D M> = | E |^2 for each change D = E A_0 of the matrix A_0 (``first``)."""
     metric: Tensor = torch.linalg.inv(first.T @ first)
     return metric
 

@@ -27,8 +27,7 @@ TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier 
 class AttributeInference:
     """Attack that infers an attribute of the single example behind an update (Cui et al. 2023, "RecUP-FL", Sec. 3).
 
-    Classifiers learn the attribute from public examples' gradients at the sent values; log probabilities are summed
-    over rounds.
+    Classifiers learn the attribute from public examples' gradients at the sent model; log probabilities are summed.
     """
 
     about: ClassVar[About] = About.ATTRIBUTE
@@ -67,7 +66,7 @@ class AttributeWatch:
     seen: Tensor = field(repr=False)  # (V,) ``True`` for victims with finite uploads so far
 
     def add(self, read: ReadRound) -> None:
-        """Infer attributes of victims with finite uploads; ``UserError`` if too few public examples have one."""
+        """Infer attributes of victims with finite uploads; ``UserError`` if too few public examples' are finite."""
         if not read.victims:
             return
         for place, (model, sent, own) in enumerate(read.grouped([each for _, each in read.victims])):

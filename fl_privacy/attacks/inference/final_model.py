@@ -15,7 +15,7 @@ SHORTEST, END = 8, 16  # least number of tokens of a tested text, and most token
 
 
 class FinalLoss(MembershipMethod):
-    """Membership by the loss at the final model, the same for all observed clients (Yeom et al. 2018)."""
+    """Membership inference by the final global model's loss; all clients get the same score (Yeom et al. 2018)."""
 
     title, source = "Loss, final model", "Yeom et al. 2018"
 
@@ -41,7 +41,7 @@ class FinalLoss(MembershipMethod):
 
 
 class FinalReference(FinalLoss):
-    """Membership by how far an example's loss falls from the first to the final model (Mireshghallah et al. 2022)."""
+    """Membership inference by how far the loss falls from the first to the final model (Mireshghallah et al. 2022)."""
 
     title, source = "Loss, final model compared with the first", "Mireshghallah et al. 2022"  # eq. 3
 
@@ -53,7 +53,7 @@ class FinalReference(FinalLoss):
 
 
 class FinalLowestTokens(FinalLoss):
-    """Membership by a text's least likely tokens at the final model (Min-K% Prob, Shi et al. 2024)."""
+    """Membership inference by a text's least likely tokens at the final model (Min-K% Prob, Shi et al. 2024)."""
 
     title, source = "Least likely tokens, final model", "Shi et al. 2024"
     of_tokens = True
@@ -76,13 +76,13 @@ def rmia(own: Tensor, usual: Tensor, population: Tensor, usual_population: Tenso
 def ratio_to_usual(own: Tensor, usual: Tensor) -> Tensor:
     """Return the ratio of the probability ``own`` to the one expected if membership is unknown.
 
-    ``usual``: mean over models not trained on the example; it also gives an estimate for models that were.
+    ``usual``: mean over models not trained on the example, from which the mean over the other models is estimated.
     """
     return own / ((1 + OFFLINE) / 2 * usual + (1 - OFFLINE) / 2)
 
 
 def ratio_to_others(read: ReadRound) -> Tensor:
-    """Return log ratios (C, K) of C examples' true-class probability at each of K clients to other clients' mean."""
+    """Return log ratios (C, K) of C examples' true-class probability at each client to the others' mean."""
     likely = (-read.losses_after).exp()
     finite = likely.isfinite()
     known = likely.where(finite, 0.0)
@@ -92,7 +92,7 @@ def ratio_to_others(read: ReadRound) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compared:
-    """Signals (loss, margin ...) on N examples: candidates for membership, then the attacker's own examples."""
+    """Signals (such as the loss) of N examples: candidates for membership, then the attacker's own examples."""
 
     own: Tensor  # (N, S) of the attacked model
     references: Tensor  # (M, N, S) of reference models
@@ -106,7 +106,10 @@ class Compared:
         return values.where(counted, 0.0).sum(0) / counted.sum(0)
 
     def scaled(self, others: Tensor) -> Tensor:
-        """Return signals and their differences to the references', standardized on the examples ``others`` (mask)."""
+        """Return signals, and their differences from the reference models' signals, as standardized features.
+
+        ``others``: mask (N,) of the examples whose mean and standard deviation become 0 and 1.
+        """
         ratio = ratio_to_usual((-self.own[:, :1]).exp(), self.usual((-self.references[..., :1]).exp())).log()
         found = torch.cat([self.own, self.own - self.usual(self.references), ratio], 1)
         sound = found[others & found.isfinite().all(1)]
@@ -114,7 +117,7 @@ class Compared:
 
 
 def by_rmia(found: Compared) -> Tensor:
-    """Return RMIA's scores (C,) of C candidates; among equal scores, the larger probability ratio ranks first."""
+    """Return the scores (C,) of :func:`rmia` for C candidates; ``ratio_to_usual`` ranks those with equal scores."""
     number, own = found.candidates, (-found.own[:, 0]).exp()
     usual = found.usual((-found.references[..., 0]).exp())
     there = usual[number:].isfinite()
@@ -125,8 +128,8 @@ def by_rmia(found: Compared) -> Tensor:
 def by_lira(found: Compared) -> Tensor:
     """Return offline LiRA's scores (C,): the margin minus its mean over reference models not trained on the example.
 
-    The margin is log(p / (1 - p)) of the true class. Candidates have the order of the one-sided test with one variance
-    for all (Carlini et al. 2022, Sec. IV-C, VI-B).
+    The margin is log(p / (1 - p)) of the true class. The scores rank candidates like the one-sided likelihood-ratio
+    test with one variance for all (Carlini et al. 2022, Sec. IV-C, VI-B).
     """
     return (found.own[:, 1] - found.usual(found.references[..., 1]))[: found.candidates]
 
@@ -134,8 +137,8 @@ def by_lira(found: Compared) -> Tensor:
 def stacked(found: Compared) -> Tensor:
     """Return log odds (C,) of membership of C candidates, by logistic regression on signals such as the loss.
 
-    Features are a model's signals and their differences to the (other) reference models. The regression learns from the
-    attacker's examples, some of which each reference model was trained on. NaN for a single reference model.
+    Features are a model's signals, and their differences from the signals of reference models. The regression learns to
+    detect the attacker's examples that each reference model was trained on. NaN for a single reference model.
     """
     if len(found.outside) == 1:
         return torch.full((found.candidates,), torch.nan)
@@ -177,13 +180,16 @@ BY_REFERENCES: dict[str, tuple[str, str, Callable[[Compared], Tensor]]] = {
 
 
 class ByReferences(FinalLoss):
-    """Membership by comparing the final or all global models with reference models; NaN without public examples."""
+    """Membership inference that compares global models with reference models trained without the candidates.
+
+    Scores are NaN if the attacker has no public examples to train reference models on.
+    """
 
     models = "final"
     compare: Callable[[Compared], Tensor]
 
     def evidence(self, read: ReadRound) -> Tensor:
-        self.options.course.see(read, self.options.references)
+        self.options.course.record(read, self.options.references)
         return super().evidence(read)
 
     def final_evidence(self, read: ReadRound) -> Tensor:
@@ -205,7 +211,7 @@ class ByReferences(FinalLoss):
 
 
 def by_references(models: str, name: str) -> type[ByReferences]:
-    """Return the class of method ``name`` in ``BY_REFERENCES``; ``models``: ``final`` global one or all ``rounds``."""
+    """Return the class of method ``name`` in ``BY_REFERENCES``, for the ``final`` model or those of all ``rounds``."""
     title, source, compare = BY_REFERENCES[name]
     of = "final model" if models == "final" else "all global models"
     shown = {"title": f"{title}, {of}", "source": source, "models": models, "compare": staticmethod(compare)}

@@ -43,7 +43,7 @@ class Inference(Protocol):
     def about(self) -> About: ...
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "Watch":
-        """Return an observer of all rounds, for C ``candidates``, the ids of N ``clients`` and K ``classes``."""
+        """Return an observer of all rounds, for C candidate examples, the ids of N ``clients`` and K ``classes``."""
         ...
 
 

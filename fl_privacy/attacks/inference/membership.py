@@ -35,7 +35,7 @@ OTHERS = 2  # least number of other clients for an estimate of their spread
 
 
 def share_below_others(values: Tensor) -> Tensor:
-    """Return each value's chance (C, K) to exceed another client's, by a normal distribution fitted to the others.
+    """Return the probability (C, K) that each value exceeds another client's, if the other clients' are normal.
 
     It is NaN if fewer than two other values are finite. For statistics that are higher for members, this is a one-sided
     likelihood ratio of a client against the others (Zhu et al. 2024, "FedMIA", Sec. 4).
@@ -85,12 +85,13 @@ class Membership:
 
     Attributes:
         methods: names from ``METHODS``; ``min_k`` and ``final_min_k`` only for next-token prediction.
-        members: number of the clients' examples that are asked about.
-        others: number of examples that are asked about and that no client has.
+        members: number of tested examples that belong to clients.
+        others: number of tested examples that belong to no client.
         shadows: number of shadow models that ``lira`` trains in each round, in the same way as a client.
-        shadow_rounds: number of last rounds with shadow models.
-        references: number of models trained on the attacker's examples like a whole federation, for ``final_rmia``,
-            ``rounds_rmia`` and the like; methods named ``..._stacked`` need at least two.
+        shadow_rounds: number of rounds with shadow models, the last ones of the training.
+        references: number of reference models, each from a simulated federated training on the attacker's examples.
+            Methods such as ``final_rmia`` and ``rounds_rmia`` need them, ``final_stacked`` and ``rounds_stacked`` at
+            least two.
     """
 
     about: ClassVar[About] = About.MEMBERSHIP

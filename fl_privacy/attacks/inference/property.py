@@ -43,7 +43,7 @@ class PropertyInference:
 
 @dataclass(eq=False)
 class PropertyWatch:
-    """Each client's inferred class shares, summed over rounds."""
+    """Observer that infers each client's class shares and sums them over rounds."""
 
     settings: PropertyInference
     clients: tuple[int, ...]
@@ -51,7 +51,10 @@ class PropertyWatch:
     rounds: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
-        """Add the class shares inferred in one of the last rounds; ``UserError`` if a class lacks public examples."""
+        """Add the class shares inferred from this round's uploads, if it is one of the last ``shadow_rounds``.
+
+        ``UserError`` if a class lacks public examples.
+        """
         if read.remaining >= self.settings.shadow_rounds:
             return
         classes = self.total.shape[1]

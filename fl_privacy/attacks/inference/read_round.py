@@ -28,7 +28,7 @@ class Rehearsal:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadRound:
-    """The uploads of one round, and the candidate examples."""
+    """One round as an inference attack sees it: uploads, and candidate examples whose membership is tested."""
 
     observations: tuple[Observation, ...]  # K uploads, one for each client that replied
     candidates: Batch  # C examples
@@ -130,7 +130,7 @@ def model_after(observation: Observation) -> ModelState:
 
 
 def mean_gradient(observation: Observation) -> Tensors:
-    """Return the uploaded gradient, or the mean gradient of the local steps behind an uploaded model."""
+    """Return the uploaded gradient, or the mean gradient of the local steps that led to an uploaded model."""
     update, plan = observation.update(), observation.plan
     if plan.shares == "gradient":
         return update
@@ -173,9 +173,9 @@ def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def signals_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return four membership signals (N, 4) of N examples: loss, margin, entropy, and one by the kind of data.
+    """Return four membership signals (N, 4) of N examples: loss, margin, entropy and a fourth.
 
-    The last is minus :func:`lowest_of` for texts, the loss again for others.
+    The fourth is minus :func:`lowest_of` for texts, and the loss again for other data.
     """
     entropy, loss = torch.special.entr(logits.softmax(1)).sum(1), losses_of(logits, labels)
     of_tokens = labels.dim() > 1

@@ -21,7 +21,10 @@ FEWEST = 8  # least number of the attacker's examples in, and out of, a referenc
 
 @dataclass(eq=False)
 class ReferenceModels:
-    """Signals (such as losses) of global and reference models on N examples: candidates, then P of the attacker's."""
+    """Signals (such as losses) of N examples under the global models and under reference models.
+
+    The examples are the candidates for membership, then P public ones. Reference models imitate the whole training.
+    """
 
     first: tuple[ModelState, LocalPlan] | None = None
     last: int = 0
@@ -32,8 +35,8 @@ class ReferenceModels:
     inside: Tensor | None = None  # (M, P) ``True`` if a reference model was trained on the example
     trained: int = 0  # number of rounds that reference models were trained for
 
-    def see(self, read: ReadRound, number: int) -> None:
-        """Record the round ``read``, once for all methods; after the last round train ``number`` reference models."""
+    def record(self, read: ReadRound, number: int) -> None:
+        """Record one round's signals for all methods; after the last round, train ``number`` reference models."""
         model, public = read.observations[0].model.to(read.device), read.public
         if self.first is None and read.round == 1:  # later models know the members
             self.first = read.observations[0].assumed(), read.observations[0].plan
@@ -49,9 +52,9 @@ class ReferenceModels:
             self.trained = self.last
 
     def _trained(self, model: nn.Module, read: ReadRound, public: Batch, number: int) -> tuple[Tensor, Tensor]:
-        """Train M = ``number`` reference models on subsets of the public examples.
+        """Train M = ``number`` reference models on subsets of the P public examples.
 
-        Return their signals (M, N, 8), as in ``seen``, and a mask (M, P), ``True`` for a model's training examples.
+        Return the signals (M, N, 8) of N examples, in the order of ``seen``, and the mask (M, P) of training examples.
         """
         assert self.first is not None
         sent, plan = self.first
@@ -75,9 +78,9 @@ class ReferenceModels:
 def _signals(
     measure: Callable[[Batch, Callable[[Tensor, Tensor], Tensor]], Tensor], read: ReadRound
 ) -> tuple[Tensor, Tensor | None]:
-    """Return four signals (..., N, 4) of N examples and, after the last round, those of the final model.
+    """Return four signals (..., N, 4) of N examples (:func:`signals_of`), and after the last round those of its model.
 
-    ``measure``: (examples, function of logits and labels) -> its values under one or many models.
+    ``measure``: evaluates a function of logits and labels on a batch, under one or many models.
     """
     parts = [read.candidates, *([read.public] if read.public is not None else [])]
     inputs, labels = torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts])
@@ -93,7 +96,7 @@ def _signals(
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions:
-    """Options of the membership methods, and the reference models, trained once, that all share (``course``)."""
+    """Options of the membership methods; ``course``: reference models, trained once and shared by all methods."""
 
     shadows: int = 64
     shadow_rounds: int = 1
@@ -102,7 +105,7 @@ class MethodOptions:
 
 
 class MembershipMethod(ABC):
-    """Method that averages membership evidence over rounds; ``of_tokens``: for models that predict next tokens."""
+    """Method that averages membership evidence over rounds; ``of_tokens``: only for next-token prediction."""
 
     title: ClassVar[str]
     source: ClassVar[str]
@@ -124,7 +127,7 @@ class MembershipMethod(ABC):
         return torch.tensor([self._columns[observation.id.client] for observation in read.observations])
 
     def scores(self) -> Tensor:
-        """Return the mean evidence (C, K) on C candidates in K clients' uploads; NaN if none was finite."""
+        """Return the evidence (C, K) on C candidates for K clients, averaged over rounds; NaN if none was finite."""
         return torch.where(self._rounds > 0, self._total / self._rounds.clamp(min=1), torch.nan)
 
     @abstractmethod
@@ -157,7 +160,7 @@ LONGEST = 1.0  # largest gradient norm when diverged shadow models are trained a
 
 
 class ShadowModels(MembershipMethod):
-    """Membership by the likelihood ratio of an example's margin under shadow models (LiRA, Carlini et al. 2022).
+    """Membership inference by likelihood ratios of examples' margins under shadow models (LiRA, Carlini et al. 2022).
 
     Each shadow model trains like a client, on as many examples, drawn from the candidates and the attacker's examples.
     The margin log(p / (1 - p)) is assumed normal, with one variance for all examples (Sec. IV-C). Membership raises an
@@ -182,7 +185,7 @@ class ShadowModels(MembershipMethod):
     def _shadows(
         self, read: ReadRound, model: nn.Module, sent: ModelState, *, plan: LocalPlan, size: int, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return margins (S, C) of C candidates under S shadow models, and ``True`` (S, C) for training examples."""
+        """Return log odds (S, C) of C candidates' true class under S shadow models, and the mask (S, C) of members."""
         pool, missing = read.candidates, math.ceil(size / SHARE) - len(read.candidates)
         if read.public is not None and missing > 0:
             more = read.public.first(missing)

@@ -49,8 +49,8 @@ class Likelihood:
     ) -> Tensor:
         """Return the negative log likelihood (V,) of V victims' updates at ``images`` (V, B, C, H, W).
 
-        ``softening``: additional noise, as a share of each tensor's root mean square. If ``rng`` is given, estimate it
-        from randomly chosen sent models (``states``).
+        ``softening``: additional noise, as a share of each tensor's root mean square. If ``rng`` is given, a random
+        subset of the sent models gives an unbiased estimate.
         """
         chosen = list(range(len(self.states)))
         if rng is not None and len(chosen) > _ROUNDS_AT_ONCE:
@@ -226,7 +226,10 @@ class Posterior:
     labels: Tensor | None = None
 
     def losses(self, others: Mapping[int, Batch | None]) -> list[float]:
-        """Return each victim's loss at its batch in ``others`` (infinite for ``None``), else at likeliest images."""
+        """Return each victim's loss at its batch in ``others``, or at the likeliest images if it has none there.
+
+        ``others``: victim's row -> batch; ``None`` gives an infinite loss.
+        """
         assert self.images is not None
         assert self.labels is not None
         images, labels = self.images.clone(), self.labels.clone()
@@ -262,7 +265,7 @@ class WithPosterior:
 
 
 def likelihood_of_victims(prepared: Prepared, victims: Sequence[PreparedVictim]) -> Likelihood:
-    """Build the joint likelihood of all updates of ``victims``; updates of one sent model share guessed gradients."""
+    """Build the joint likelihood of all updates of ``victims``, computing gradients once for each sent model."""
     states: list[tuple[Guesser, list[Channel]]] = []
     sent: list[Observation] = []
     like = next(prepared.observer.parameters())
@@ -319,9 +322,10 @@ def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -
 def _likely_labels(
     start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
 ) -> tuple[Tensor, int]:
-    """Return labels (V, A, B) of V batches of B for A = ``number`` attempts, and how many attempts to make.
+    """Return labels (V, A, B) of V batches for A = ``number`` attempts, and the number of attempts worth making.
 
-    If B = 1, the label is unknown and classes are few, attempt i has the i-th likeliest label; else all have the same.
+    For a single image with an unknown label and few classes, attempt i has the i-th likeliest class. Else all have the
+    same labels.
     """
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]

@@ -27,16 +27,10 @@ from fl_privacy.types import Batch, Observation, Reconstruction
 
 _FEWEST = 50  # least number of public images for a prior
 _FLAT = 1e-3  # ridge of the unknown map, in squared units of a normalized pixel
-
-_SLACK, _NOISE, _SHRINKS = 0.5, 0.02, 0.8
-"""First and last standard deviation of the features around their fit, and its factor from one turn to the next."""
-
+_SLACK, _NOISE, _SHRINKS = 0.5, 0.02, 0.8  # first and last deviation of features from their fit, factor of a turn
 _TRIED, _KEPT = 15, 2  # turns after which only the best attempts at an image are kept, and their number
 _COMPONENTS = 150  # number of the prior's components that are solved for
-
-_OUTSIDE, _MISFIT, _UNLIKELY = 1.0, 50.0, 0.02
-"""Weights of pixels outside of [0, 1], features' misfit and prior in the comparison of starts."""
-
+_OUTSIDE, _MISFIT, _UNLIKELY = 1.0, 50.0, 0.02  # weights of pixels beyond [0, 1], misfit and prior to compare starts
 
 UNDONE: Mapping[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.Tanh: lambda values: torch.atanh(values.clamp(-0.9993, 0.9993)),
@@ -60,7 +54,7 @@ class PrivateConvolution:
 
     @classmethod
     def of(cls, model: nn.Module, observation: Observation) -> "PrivateConvolution":
-        """Find the first convolution, if its weights alone are not uploaded, else raise ``NotAttackableError``."""
+        """Find the first convolution; ``NotAttackableError`` unless it is the only layer that is not uploaded."""
         shape, public = tuple(observation.input_shape), observation.sent.parameters
         layers = called_layers(model, shape)
         try:
@@ -300,7 +294,7 @@ class Deconvolution:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """One turn of alternating least squares in S attempts at an image: solve for the convolution, then the image."""
+    """State of alternating least squares between two turns, for S attempts at an image."""
 
     mean_patches: Tensor  # (1, K, P) of the prior's mean
     moves: Tensor  # (M, K, P) change by each coefficient
@@ -309,10 +303,10 @@ class Turn:
     filled: Tensor  # (S, O, P) outputs, with each attempt's fit in place of unknown ones
 
     def taken(self, z: Tensor, std: float) -> tuple[Tensor, "Turn", Tensor]:
-        """Solve for the convolution, then for the images; return coefficients (S, M), the next turn, and misfits (S,).
+        """Take one turn: fit the convolution, then the images' coefficients ``z`` (S, M) of the prior's components.
 
-        ``z``: (S, M) coefficients of the prior's components before. ``std``: assumed standard deviation of the outputs
-        from the fit. Misfits are mean squared differences of outputs and fit.
+        Return the new coefficients, the state for the next turn, and the mean squared misfits (S,) of the outputs.
+        ``std``: assumed standard deviation of the outputs from the fit.
         """
         ones = torch.ones(len(z), 1, self.moves.shape[2]).to(z)
         patches = torch.cat([self.mean_patches + torch.einsum("sm,mkp->skp", z, self.moves), ones], 1)

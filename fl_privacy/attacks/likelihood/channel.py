@@ -33,7 +33,7 @@ class Belief:
     hidden: Tensors = field(default_factory=dict)  # (V, n) largest magnitude of a withheld element; 0 if uploaded
 
     def noisier(self, std: Mapping[str, Tensor | float] | Tensor | float, law: Law = "normal") -> "Belief":
-        """Return the belief with independent noise ``std`` added; the sum of several noises counts as normal."""
+        """Return this distribution with independent noise added; the sum of several noises counts as normal."""
         more = {name: std[name] if isinstance(std, Mapping) else std for name in self.mean}
         alone = all(isinstance(value, float) and value == 0 for value in self.std.values())
         sums = {name: (torch.as_tensor(self.std[name]) ** 2 + torch.as_tensor(more[name]) ** 2) ** 0.5 for name in more}
@@ -64,7 +64,7 @@ Step = Callable[[Belief], Belief]
 
 @runtime_checkable
 class HasLikelihood(Protocol):
-    """An effect that defines its own likelihood.
+    """Interface of an effect, a part of a defense, that defines its own likelihood.
 
     ``log_likelihood`` returns the log likelihood (V,) of the observed update for V victims' undefended uploads
     ``gradients`` (V, *shape), by name, and is differentiable with respect to these.
@@ -99,11 +99,11 @@ class Channel:
         return replace(self, observed=observed, uploads=both)
 
     def loss(self, uploads: Tensors, softening: float = 0.0, doubt: float = 0.0) -> Tensor:
-        """Return the negative log likelihood (V,) of V victims' updates, if the undefended ones were ``uploads``.
+        """Return the negative log likelihood (V,) of V victims' observed updates, given the undefended ``uploads``.
 
         ``uploads``: name -> (V, *shape); for a single victim, they may hold V guesses. ``softening``: further noise at
         the start of a descent, as a share of each tensor's root mean square. ``doubt``: relative error allowed for the
-        largest magnitude of a stochastically rounded tensor; 0 allows any.
+        largest magnitude of a stochastically rounded tensor; 0 skips this check.
         """
         if self.own:
             shaped = {name: value.view(-1, *self.shapes[name]) for name, value in self.observed.items()}
@@ -163,8 +163,8 @@ def _level(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Ten
 def channel(defense: effects.Description, updates: Sequence[Tensors], clientele: Clientele, like: Tensor) -> Channel:
     """Build the likelihood of V victims' ``updates`` under a ``defense``, given by its public description.
 
-    ``clientele``: facts about the clients. If the description is empty or an effect in it has no known likelihood, the
-    noise's law is ``unknown``. ``like``: tensor with device and dtype.
+    ``clientele``: facts about the clients. ``like``: tensor with device and dtype. If the description is empty or has
+    an effect without a known likelihood, only the direction of updates counts.
     """
     names = list(updates[0])
     observed = {name: torch.stack([update[name].flatten() for update in updates]).to(like) for name in names}
@@ -182,7 +182,7 @@ def channel(defense: effects.Description, updates: Sequence[Tensors], clientele:
 
 
 def _adds_known_noise(effect: effects.Effect) -> bool:
-    """Return ``True`` for effects that only clip to a known norm or add normal noise of known size."""
+    """Return whether ``effect`` only adds normal noise of known size, or clips to a known norm."""
     if type(effect) is effects.ClippedExamples:
         return effect.norm is not None and bool(effect.noise_multiplier)
     if type(effect) is effects.Gaussian:
@@ -192,7 +192,7 @@ def _adds_known_noise(effect: effects.Effect) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """What the attacker knows to compute an effect's likelihood; ``observed``: V victims' updates (V, n) by name."""
+    """What the attacker knows to compute the likelihood of a defense's effect; ``observed``: updates (V, n) by name."""
 
     observed: Tensors
     shapes: Mapping[str, torch.Size]
@@ -206,9 +206,10 @@ class Setting:
 
 @singledispatch
 def likelihood_of(effect: effects.Effect, setting: Setting) -> Step | None:
-    """Return the function that applies the defense's ``effect`` to a :class:`Belief`; ``None`` if that is unknown.
+    """Return the function that applies ``effect``, a part of a defense, to a :class:`Belief`; ``None`` if unknown.
 
-    Register a function here for an effect without ``log_likelihood`` and ``simulate`` (``@likelihood_of.register``).
+    ``setting``: what the attacker knows. Register a function here for an effect without ``log_likelihood`` and
+    ``simulate`` (``@likelihood_of.register``).
     """
     if isinstance(effect, HasLikelihood):
         return lambda belief: belief
@@ -216,7 +217,7 @@ def likelihood_of(effect: effects.Effect, setting: Setting) -> Step | None:
 
 
 def _simulated(effect: Simulated, setting: Setting) -> Step:
-    """Return a step that adds normal noise, with mean and spread found by simulation (Wood 2010)."""
+    """Return the function that adds normal noise to a :class:`Belief`, with simulated mean and spread (Wood 2010)."""
 
     def step(belief: Belief) -> Belief:
         rng = torch.Generator().manual_seed(0)
@@ -246,9 +247,10 @@ def _unchanged(belief: Belief) -> Belief:
 
 
 def _clipping(effect: effects.Clipped, std: float | None, setting: Setting, unit: float = 1.0) -> Step:
-    """Return the step that clips guesses to the known norm or, if unknown, scales each to its update's estimated norm.
+    """Return the function that clips a :class:`Belief` to the norm of ``effect``.
 
-    ``std``: noise on the update, ``None`` if unknown. ``unit``: factor from ``effect.norm`` to the upload's norm.
+    If the norm is unknown, guesses are scaled to the norm estimated from each update. ``std``: noise on the update,
+    ``None`` if unknown. ``unit``: factor from ``effect.norm`` to the upload's norm.
     """
 
     def norm(update: Tensors) -> float:
@@ -272,7 +274,6 @@ def _clipping(effect: effects.Clipped, std: float | None, setting: Setting, unit
 
 @likelihood_of.register
 def _of_noise(effect: effects.Noise, setting: Setting) -> Step:
-    """Return the step that adds normal or Laplace noise; ``NotAttackableError`` for noise of unknown likelihood."""
     if type(effect) is not effects.Noise and not isinstance(effect, effects.Gaussian | effects.Laplace):
         own = likelihood_of.dispatch(object)(effect, setting)
         if own is None:
@@ -313,7 +314,7 @@ def _of_noised_layers(effect: effects.NoisedLayers, setting: Setting) -> Step | 
 
 @likelihood_of.register
 def _of_dp_sgd(effect: effects.ClippedExamples, setting: Setting) -> Step:
-    """Return the step that adds noise and clips a single example's gradient; :class:`Guesser` clips several."""
+    # in larger batches, :class:`Guesser` has already clipped each example's gradient
     clientele = setting.clientele
     known = effect.norm is not None and effect.noise_multiplier is not None
     std = (effect.norm or 0) * (effect.noise_multiplier or 0) * clientele.step_noise / clientele.batch_size
@@ -390,10 +391,7 @@ def _of_muted(effect: effects.MutedFeatures, setting: Setting) -> Step | None:
     return lambda belief: replace(belief, hidden={**belief.hidden, head: hidden})
 
 
-_EDGE = 0.98
-"""Distance, in steps, beyond which the loss of stochastic rounding continues as a parabola, so that every guess has a
-finite loss and gradient."""
-
+_EDGE = 0.98  # steps beyond which the loss of stochastic rounding is a parabola, so that every guess has a gradient
 _ROUNDED_OFF = 0.1  # share of a Laplace scale within which the loss is smoothed
 
 
@@ -411,8 +409,8 @@ def laplace(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
 def stochastic_rounding(observed: Tensor, guessed: Tensor, step: Tensor) -> Tensor:
     """Return the negative log likelihood (V,) of stochastically rounded values (QSGD, Alistarh et al. 2017).
 
-    It is -log(1 - d / step) for a level ``observed`` at distance d from ``guessed``, and levels ``step`` apart. From d
-    = 0.98 step on, it continues as a parabola.
+    A value ``guessed`` is rounded to a level ``observed`` at distance d, among levels ``step`` apart, with probability
+    1 - d / step. From d = 0.98 step on, minus the log continues as a parabola.
     """
     apart = (observed - guessed).abs() / step
     inside = -torch.log1p(-apart.clamp(max=_EDGE))

@@ -105,9 +105,10 @@ def learn_rows(schema: Schema, rows: Tensor, labels: Tensor) -> RowPrior:
 
 
 def _parents(joint: Tensor, shares: Tensor, rows: int) -> Tensor:
-    """Return the parent of each of D columns in the tree with the most mutual information (Chow and Liu 1968).
+    """Return the parent of each of D columns (D,) in the tree with the most mutual information (Chow and Liu 1968).
 
-    ``joint``, ``shares``: (D, D, Q, Q) and (D, Q) joint and marginal probabilities of Q codes, from ``rows`` rows.
+    The root is its own parent. ``joint``: (D, D, Q, Q) and ``shares``: (D, Q) probabilities of Q codes. ``rows``:
+    number of rows.
     """
     apart = shares[:, None, :, None] * shares[None, :, None]
     information = (joint * (joint.clamp_min(1e-12) / apart).log()).sum((2, 3))
@@ -127,7 +128,7 @@ def _parents(joint: Tensor, shares: Tensor, rows: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RowMoves:
-    """P possible changes, each of one column of a row of F encoded values."""
+    """P possible changes of a row of F encoded values; each changes one column."""
 
     prior: RowPrior
     rows: Tensor  # (N, F) public rows
@@ -137,7 +138,7 @@ class RowMoves:
     column: Tensor  # (P,) column of each change
 
     def tried(self, row: Tensor, rng: torch.Generator) -> Tensor:
-        """Return rows (S, P, F): each of P changes applied to the ``row`` of F values in each of S searches."""
+        """Return changed rows (S, P, F): each of P changes, applied to the present ``row`` (S, F) of each search."""
         schema, searches = self.prior.schema, len(row)
         values, at = self.values.expand(searches, -1, -1), schema.number_values.to(row.device)
         if len(at):
@@ -157,7 +158,7 @@ class RowMoves:
 
 
 def row_moves(prepared: Prepared, observation: Observation) -> RowMoves:
-    """Build the changes of cells that a search tries, with values of public rows or, if few, of drawn rows."""
+    """Build the changes of cells that a search tries, from public rows or, if these are few, rows drawn at random."""
     schema, known = schema_of(observation.model), observation.knowledge
     assert schema is not None
     rows, labels = known.public_images, known.public_labels
@@ -183,7 +184,7 @@ def row_moves(prepared: Prepared, observation: Observation) -> RowMoves:
 
 @dataclass(eq=False)
 class RowSearch:
-    """S parallel searches for one victim's rows (S, B, F) and labels (S, B), one row at a time."""
+    """S parallel searches for one victim's rows (S, B, F) and labels (S, B), which change one row at a time."""
 
     likelihood: Likelihood
     moves: RowMoves
@@ -207,7 +208,7 @@ class RowSearch:
         return self._losses(surprise, lambda guesser, some: guesser(rows[some], labels[some]))
 
     def of_one(self, place: int, rows: Tensor, labels: Tensor) -> Tensor:
-        """Return losses (S, P): those of S searches if each of P ``rows`` (S, P, F) replaces the row at ``place``."""
+        """Return the loss (S, P) of each search s if ``rows[s, p]``, with its label, replaces the row at ``place``."""
         (searches, number), size, prior = labels.shape, self.labels.shape[1], self.moves.prior
         if not self.additive or size == 1:
             whole, own = (each[:, None].repeat_interleave(number, 1) for each in (self.rows, self.labels))
@@ -241,7 +242,10 @@ class RowSearch:
         return self.losses.view(-1, *[1] * (losses.dim() - 1)) - losses - temperature * (-rand.log()).log()
 
     def change(self, place: int, temperature: float) -> None:
-        """Change cells, the class or all of the row at ``place`` in each search, sampled at ``temperature`` (nats)."""
+        """Propose changes of the row at ``place`` in each search: of cells, its class or the whole row.
+
+        Sample one, or none, with probabilities proportional to exp(-loss / ``temperature``).
+        """
         moves, own, label = self.moves, self.rows[:, place], self.labels[:, place]
         searches, at = len(own), torch.arange(len(own), device=own.device)
         changed, column = moves.tried(own, self.rng), moves.column.expand(searches, -1)
@@ -271,7 +275,7 @@ class RowSearch:
         self.losses = torch.where(take, losses[at, chosen], self.losses)
 
     def certainty(self) -> Tensor:
-        """Return the probability (B, C) of each cell's value against the others tried; for a single search only."""
+        """Return the probability (B, C) of each cell's value relative to the others tried, for a single search."""
         schema, found = self.moves.prior.schema, []
         for place in range(self.labels.shape[1]):
             tried = self.moves.tried(self.rows[:, place], self.rng)

@@ -32,11 +32,7 @@ MEMBER = "likeliest text"
 _STARTS = 3  # searches at once
 _ANNEALED = 1 / 12  # steps, as a share of the evaluations
 _FIRST, _FINAL = 10.0, -15.0  # temperatures of the annealing, in nats; below 0, mixtures of words are penalized
-_RATE, _SPREAD, _HELD = (
-    0.3,
-    0.3,
-    4.0,
-)  # Adam's rate; weight of word frequencies in the first logits, and what the start's words have more
+_RATE, _SPREAD, _HELD = 0.3, 0.3, 4.0  # Adam's rate; first logits: weight of word frequencies, gain of start's words
 _REFRESHED = 8  # steps between updates of the likeliest neighbors
 _BEGINNINGS = 400  # texts that are compared for the starts
 _SOFT = 1.0  # gradient, as a share of the root mean square, whose Adam step counts half in slopes
@@ -85,10 +81,10 @@ class _TextLikelihood:
             return torch.cat([self._of(own, labels) for own in torch.split(tokens, max(1, _CHUNK // len(labels)))])
 
     def gains(self, words: Tensor, there: Tensor, labels: Tensor, soft: float) -> Tensor:
-        """Return the first-order gain in log likelihood (M, B, L, n) of each of n words at L positions of M guesses.
+        """Return the first-order gain in log likelihood (M, B, L, n) of putting each of n words at L positions.
 
-        ``words``: (M, B, L, d) mean embeddings of the guesses. ``there``: (M, B, L) ``True`` for positions with a word.
-        ``soft``: share of the root mean square that smooths Adam's step.
+        ``words``: (M, B, L, d) mean embeddings of M guesses. ``there``: (M, B, L) ``True`` for positions with a word.
+        ``soft``: term added to Adam's denominator, as a share of the gradient's root mean square.
         """
         inputs = torch.cat([words, there[..., None].to(words)], -1).requires_grad_()
         for step in self.steps:
@@ -161,7 +157,7 @@ class _TextSearch:
         return found + (self.language.surprise(each) * (each >= 0).sum(1)).view(len(texts), -1).sum(1).to(found)
 
     def anneal(self, iterations: int, report: Report) -> list[float]:
-        """Optimize a distribution of words at each position, take the likeliest, and return each step's least loss."""
+        """Optimize each position's distribution of words, take the likeliest; return the least loss at each step."""
         table, there, before = self.likelihood.source.table, self.texts >= 0, self.texts
         place, ends = torch.arange(self.texts.shape[-1], device=table.device), there.sum(-1, keepdim=True)
         begin, end = self.inside.start or 0, self.inside.stop or 0
@@ -235,7 +231,7 @@ class LikeliestText(GroupAttack):
         return undo_evident_defenses(observations)
 
     def prepared(self, group: Group, seed: int) -> Prepared:
-        """Prepare ``group``, with directions of the clients' steps as gradients, or raise ``NotAttackableError``."""
+        """Prepare ``group``, with steps' directions as gradients; ``NotAttackableError`` if it can't be attacked."""
         if (reason := why_not_searched(group.first)) is not None:
             raise NotAttackableError(reason)
         settings = Settings(
@@ -316,7 +312,7 @@ def begin_search(prepared: Prepared, victim: PreparedVictim) -> _TextSearch:
 
 
 def _likely_labels(prepared: Prepared, victim: PreparedVictim, likelihood: _TextLikelihood, drawn: Tensor) -> Tensor:
-    """Return the known classes (B,), or else the combination with the least loss over some of the texts ``drawn``.
+    """Return the known classes (B,), else the combination with the least mean loss over some of the texts ``drawn``.
 
     ``NotAttackableError`` if there are too many combinations, and the update reveals none.
     """
@@ -342,7 +338,7 @@ def _likelihood(prepared: Prepared, victim: PreparedVictim) -> _TextLikelihood:
     assert isinstance(source, WordEmbeddings)
     steps = [own for guesser, _ in likelihood.states if isinstance(own := guesser.round.gradients, _FirstStep)]
     observation, words = victim.observation, None
-    white, model, plan = _white(observation), observation.model, observation.plan
+    white, model, plan = _white_noise(observation), observation.model, observation.plan
     assert isinstance(model, TextModel)
     name, positions = model.word_weight, model.position_weight or ""
     alone, update = likelihood.uploads == 1 and not model.first_position, observation.update()
@@ -356,15 +352,15 @@ def _likelihood(prepared: Prepared, victim: PreparedVictim) -> _TextLikelihood:
 
 def is_drowned(observation: Observation) -> bool:
     """Return whether Gaussian noise is most of an update's squared norm, so that descents fail."""
-    white, values = _white(observation), [value.double() for value in observation.update().values()]
+    white, values = _white_noise(observation), [value.double() for value in observation.update().values()]
     squares = sum(float(value.square().sum()) for value in values)
     return white is not None and 2 * white[0] ** 2 * sum(value.numel() for value in values) > squares
 
 
-def _white(observation: Observation) -> tuple[float, float | None] | None:
+def _white_noise(observation: Observation) -> tuple[float, float | None] | None:
     """Return (standard deviation of the noise, clipping norm or ``None``) if the only defense is Gaussian noise.
 
-    ``None`` for any other defense, for noise on gradients, and for clipping of each tensor or to an unknown norm.
+    ``None`` for any other defense, for noise on each step's gradient, and for clipping by tensor or to an unknown norm.
     """
     parts = observation.knowledge.defense or ()
     effect = parts[0].effect if len(parts) == 1 else None

@@ -40,7 +40,10 @@ class Bag:
 
 
 def tokens_of_first_block(model: TextModel, observations: Sequence[Observation], seed: int) -> list[Bag | str]:
-    """Return each victim's tokens, or the reason why none are found; victims share model and plan."""
+    """Infer each victim's tokens from the gradient of the first transformer block.
+
+    Return for each a :class:`Bag`, or the reason why no token is found. All have one model and training plan.
+    """
     model, first = model.eval(), observations[0]
     entrances = entrances_of(model, first.upload.tensors)
     if not entrances:
@@ -93,7 +96,7 @@ _SMOOTHED = 0.5  # number added to the count of each token in public texts
 
 
 class BagReader:
-    """Finds the words of victims that have the sent ``model``, training plan and number of texts in common."""
+    """Finds the words in updates that have the sent ``model``, training plan and number of texts in common."""
 
     def __init__(self, model: TextModel, first: Observation, seed: int) -> None:
         place = word_evidence.where_words_are(model, first.upload.tensors)
@@ -125,7 +128,7 @@ class BagReader:
             if word_evidence.is_exact(rows, whole, noise)
             else self._simulated(observation, max(2, expected // texts))
         )
-        odds = _odds(observation, self._model.words.num_embeddings, expected).to(rows.values.device)
+        odds = _probabilities(observation, self._model.words.num_embeddings, expected).to(rows.values.device)
         rng = derive_generator(self._seed, "words", str(observation.id))
         found = word_evidence.found_words(
             rows, odds=odds, most=most, texts=texts, expected=model, stated_noise=noise, rng=rng
@@ -174,8 +177,8 @@ class BagReader:
         return self._expected[key]
 
 
-def _odds(observation: Observation, size: int, expected: int) -> Tensor:
-    """Return each token's probability (``size``,) to be among ``expected`` tokens, as frequent as in public texts."""
+def _probabilities(observation: Observation, size: int, expected: int) -> Tensor:
+    """Return the probability (``size``,) that each token occurs among ``expected`` tokens drawn like public texts."""
     public = observation.knowledge.public_images
     counts = torch.full((size,), _SMOOTHED, dtype=torch.float64)
     if public is not None:
@@ -203,14 +206,14 @@ class BagOfWords(GroupAttack):
     """Attack that finds the words of texts, and their frequencies, from the rows of the embeddings' gradient (ours).
 
     Each token of the vocabulary has a row. Only tokens of the batch change theirs, even after pruning, rounding and
-    several steps of any optimizer. Under noise, each row's likelihood is compared with that of noise resampled from the
-    upload; at most a tenth of the found words, and 0.5 words for each text, are expected to be false. A word's count
-    follows from the norm of its row, or for a single text from the rows of the position embedding, which also give the
-    order.
+    several steps of any optimizer. Under noise, each row's likelihood is compared with that of noise drawn from the
+    upload's own elements. At most a tenth of the found words are then expected to be false, and at most 0.5 for each
+    text. A word's count follows from the norm of its row, or for a single text from the rows of the position embedding,
+    which also give the order.
 
     If embeddings and output layer share weights, or if only the output layer is uploaded, words are rows with unusually
-    large norms. Then no word is found under noise or for a confident model, and none is certain (``words_exact``). If
-    neither gradient is uploaded, :mod:`fl_privacy.attacks.text.token_evidence` is used.
+    large norms. No word is then found under noise or for a confident model, and found words are uncertain
+    (``words_exact``). If neither gradient is uploaded, :mod:`fl_privacy.attacks.text.token_evidence` is used.
     """
 
     of_rounds = "apart"
@@ -239,14 +242,17 @@ def _made(observation: Observation, model: TextModel, bag: Bag | str) -> Reconst
         return failed(observation, bag)
     if not len(bag.tokens):
         return failed(observation, "Rows that stand out from the others are expected, but got none; use attack=tag.")
-    texts = _dealt(observation, model, bag)
+    texts = _as_texts(observation, model, bag)
     labels = next_tokens(texts) if model.next_token else torch.full((len(texts),), -1)
     batch, notes = Batch(texts.cpu(), labels.cpu()), (bag.note,) if bag.note else ()
     return Reconstruction(id=observation.id, batch=batch, words=bag.all.cpu(), words_exact=bag.exact, notes=notes)
 
 
-def _dealt(observation: Observation, model: TextModel, bag: Bag) -> Tensor:
-    """Return token ids (N, L): the words in their order, if known for a single text, else divided among N texts."""
+def _as_texts(observation: Observation, model: TextModel, bag: Bag) -> Tensor:
+    """Arrange the words of ``bag`` as token ids (N, L) of N texts, padded with -1.
+
+    A single text keeps its order, if that is known; otherwise the words are divided evenly among the texts.
+    """
     if bag.ordered is not None:
         return bag.ordered[None]
     number, words = observation.upload.num_examples, bag.all

@@ -1,4 +1,4 @@
-"""Reconstruct texts from an update without descent, and prove them if possible (DAGER)."""
+"""Reconstruct texts from an update without gradient descent, and prove them if possible (DAGER)."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -41,8 +41,7 @@ from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstr
 
 _AT_ONCE = 256
 _MOST_PREFIXES = 4096
-_LEAST_RATIO = 100.0
-"""Least ratio of the farthest to the nearest continuation's distance at which the farthest counts as wrong."""
+_LEAST_RATIO = 100.0  # ratio of the farthest to the nearest continuation's distance from which the farthest is wrong
 _ROUNDED = 1e-6  # distance from the span that is rounding in single precision
 
 
@@ -102,14 +101,13 @@ class Dager(grouping.GroupAttack):
 
     A token was at a position if and only if its embedding lies in the span (row space) of the first attention layer's
     gradient. The span of the second block's gradient then shows which tokens form a text: prefix by prefix in a
-    decoder, by exchanges of tokens in an encoder. For encoders, we also infer positions and neighbors of words from the
-    first block's gradient (:mod:`fl_privacy.attacks.text.encoder_assembly`), and subtract the gradients of texts
-    already found.
+    decoder, by exchanges of tokens in an encoder. For encoders, the attack also infers positions and neighbors of words
+    from the first block's gradient (:mod:`fl_privacy.attacks.text.encoder_assembly`), and subtracts found texts'
+    gradients.
 
     A reconstruction is ``proven`` if it reproduces the whole update, and every alternative is at least ten times
     farther from a span. If a text occurs several times in the batch, the update's scale has to fit, too. Alternatives
-    are all other tokens and, for several texts, all other choices of tokens inside the span; if lengths are unknown,
-    also other lengths.
+    are all other tokens and, for several texts, all other choices of tokens inside the span; other lengths, if unknown.
     """
 
     of_rounds = "apart"
@@ -211,8 +209,7 @@ class Dager(grouping.GroupAttack):
 
 _SAME = 1e-3  # relative difference of a word's parts that is rounding
 _DEPENDENT = 1e-10  # share of the largest eigenvalue below which the gradients of a text's labels are dependent
-_ATTEMPTS, _NEAREST = 5, 2
-"""Number of starts of each guessed text, and of nearest texts from which all candidates are tried."""
+_ATTEMPTS, _NEAREST = 5, 2  # starts of each guessed text, and nearest texts from which all candidates are tried
 _ROUNDING = 1e-6  # share of the batch's gradient below which its rest is rounding
 
 
@@ -299,7 +296,7 @@ class Peeling:
         return text.residual < self.tolerance / CLEAR
 
     def _mended(self, assembly: Assembly, guess: GuessedTexts, lengths: Lengths) -> list[Assembled]:
-        """Exchange tokens of guessed texts; return those texts that then lie in the second block's span."""
+        """Exchange tokens of guessed texts; return those whose hidden states then lie in the second block's span."""
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
         found: list[Assembled] = []
         for attempt in range(_ATTEMPTS):
@@ -326,10 +323,9 @@ class Peeling:
         return []
 
     def _without(self, left: Peeled, text: Tensor) -> Peeled:
-        """Subtract the gradient of ``text``, as often as the text occurs in the batch, from the gradient in ``left``.
+        """Subtract the gradient of ``text`` from the rest in ``left``, as often as the text occurs in the batch.
 
-        The number of occurrences follows from a word that is in no other text. If there is none, return ``left``
-        itself.
+        The number of occurrences follows from a word that only this text contains. Without one, return ``left``.
         """
         seen = self._attended(left, left.gradient) if left.lengths.hold(len(text)) else None
         if seen is None:

@@ -1,4 +1,4 @@
-"""Assemble an encoder's texts from tokens that together fit the second block's span."""
+"""Assemble an encoder's texts from candidate tokens that together fit the second transformer block's gradient."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ _DECIDABLE = 1e-6  # distances below this are rounding in single precision
 
 @dataclass(frozen=True, eq=False)
 class Assembled:
-    """Text of candidate ``tokens`` (L,); ``residual``: distance of its hidden states from the gradient's span."""
+    """Text of candidate ``tokens`` (L,); ``residual``: distance of its hidden states from the gradient's row space."""
 
     tokens: Tensor
     residual: float
@@ -36,7 +36,7 @@ class Assembled:
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
-    """Search for texts of candidate tokens for which the model's hidden states lie in ``span``."""
+    """Search for texts of candidate tokens whose hidden states lie in ``span``, the row space of a gradient."""
 
     model: TextModel
     span: Span  # row space of the gradient of the second block's attention, which contains the right texts' states
@@ -62,7 +62,7 @@ class Assembly:
         return replace(self, unit=self.unit * farthest) if farthest > _DECIDABLE else self
 
     def descend(self, texts: Tensor, fixed: int | None = None) -> list[Assembled]:
-        """Exchange tokens of ``texts`` (n, L) by position, except ``fixed``, to bring the texts nearer to the span."""
+        """Exchange each token of ``texts`` (n, L), except at ``fixed``, so that the text comes nearest to ``span``."""
         texts = texts.clone()
         best = self.residuals(texts)
         for _ in range(_SWEEPS):
@@ -85,7 +85,7 @@ class Assembly:
         return [Assembled(text, residual, other > CLEAR * residual) for text, residual, other in each]
 
     def judged(self, text: Assembled) -> Assembled:
-        """Return ``text`` with ``clear`` set: ``True`` if texts with any other token are much farther from the span."""
+        """Return ``text`` with ``clear`` set: ``True`` if any other token would put it much farther from ``span``."""
         others, length = [], len(text.tokens)
         for position, at in enumerate(self.candidates.tokens[: len(text.tokens)]):
             choices = at[at != text.tokens[position]]
@@ -120,7 +120,7 @@ class Assembly:
 
 
 def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
-    """Keep, at each position, the candidate tokens that bring random texts nearest to the span of the gradient."""
+    """Keep, for each position, the candidate tokens with which random texts are nearest to the gradient's row space."""
     if assembly.classified is not None:
         return assembly
     tokens = list(assembly.candidates.tokens[: lengths.longest])
@@ -142,11 +142,11 @@ def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Asse
 def assemble(
     assembly: Assembly, *, lengths: Lengths, tolerance: float, rng: torch.Generator, rounds: int, enough: Enough
 ) -> list[Assembled]:
-    """Assemble a text for each of ``lengths`` from candidate tokens, with hidden states in the gradient's span.
+    """Choose a text for each of ``lengths`` from candidate tokens, with hidden states in the gradient's row space.
 
     Searches start from each token that is in no text yet, ``rounds`` times. If not all texts are within ``tolerance``
-    of the span, the nearest are returned. ``enough``: function from texts to ``True`` if these, some of them repeated,
-    are the whole batch; then fewer texts are returned.
+    of the row space, the nearest are returned. ``enough``: function that returns ``True`` if given texts, some of them
+    repeated, make up the whole batch; these are then returned.
     """
     whole = assembly.in_units(rng)
     assembly = narrowed(whole, lengths, rng)
@@ -196,9 +196,9 @@ def _searched(
 
 
 def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) -> list[Assembled]:
-    """Choose for each of ``lengths`` the text nearest to the gradient's span; any lengths if these are unknown.
+    """Choose the text nearest to the gradient's row space for each of ``lengths``, if known, else the nearest texts.
 
-    If no text of a length is left, one is repeated, or an empty list is returned if ``repeated`` is ``False``.
+    If no text of a length is left, a chosen one is repeated; with ``repeated=False``, an empty list is returned.
     """
     left = sorted(texts, key=lambda text: text.residual)
     if lengths.known is None:
@@ -216,8 +216,7 @@ def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) 
 
 
 _STEPS = 400  # steps of the search for the shares of positions
-_ALONE, _LEAST = 0.6, 0.02
-"""Share of a word's summand at a position above which the word stood only there, and below which it did not."""
+_ALONE, _LEAST = 0.6, 0.02  # share of a position in a word: above, the word stood only there; below, not there
 _PASSES, _NOISE = 25, 1e-6  # passes of expectation maximization, and the variance of its noise
 
 
@@ -232,7 +231,7 @@ class Parts:
 
 @dataclass(frozen=True, eq=False)
 class GuessedTexts:
-    """Texts guessed from the positions of their words; most of their tokens are right."""
+    """Texts assembled from the inferred position of each word; most of their tokens are right."""
 
     tokens: Sequence[Tensor]  # (n,) possible tokens at each position
     texts: Sequence[Tensor]  # (L,) tokens of each text, the shortest first; at maximum length if lengths are unknown
@@ -242,7 +241,7 @@ class GuessedTexts:
 def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Lengths) -> GuessedTexts | None:
     """Guess the texts of a batch from the first block's gradient, a sum over all texts.
 
-    ``words``: (V,) ids that may occur. ``None`` if fewer words than texts were found at one position only.
+    ``words``: (V,) ids that may occur. ``None`` if fewer words than texts have a single, clear position.
     """
     number, longest = lengths.number, lengths.longest
     parts = parts_of(model, gradient, words, longest)
@@ -305,7 +304,7 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
 
 
 def shares_of(parts: Parts) -> Tensor:
-    """Estimate how the gradient of each of V words divides among P positions; return shares (V, P) that add up to 1."""
+    """Estimate the share of each of P positions in the gradient of each of V words; return (V, P), rows add up to 1."""
     lengths = parts.words.norm(dim=1, keepdim=True).clamp_min(1e-12)
     atoms = parts.words / lengths
     gram, aim = atoms @ atoms.T, atoms @ parts.positions.T
@@ -328,7 +327,7 @@ def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
 
 @torch.no_grad()
 def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Return how much (T, n) the gradient of each of T words depends on n tokens; near 0 for tokens of other texts.
+    """Estimate how much each of n tokens shapes the gradients of T words (T, n); near 0 for tokens of other texts.
 
     ``parts``: first block's gradient, split by word. ``alone``: indices (T,) of words that are at one position only.
     ``tokens`` (n,) are at ``positions`` (n,). The method is sparse Bayesian learning (Tipping 2001).
@@ -348,10 +347,8 @@ def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, posi
 
 
 def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
-    """Estimate by EM the variances (T, n) of the coefficients with which n ``atoms`` (H, m, n) add up to ``seen``.
-
-    ``seen``: (T, H, m) gradients of T words. H: keys and queries of all heads, which share the variances.
-    """
+    # returns variances (T, n), by EM, of the coefficients with which n ``atoms`` (H, m, n) add up to the
+    # gradients ``seen`` (T, H, m) of T words; H counts keys and queries of all heads, which share the variances
     noise = _NOISE * torch.eye(atoms.shape[1], dtype=atoms.dtype, device=atoms.device)
     found = atoms.new_full((len(seen), atoms.shape[2]), 1 / atoms.shape[2])
     for _ in range(_PASSES):
@@ -364,9 +361,10 @@ def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
 
 
 def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
-    """Divide T tokens into ``number`` groups (T,), their texts, by spectral clustering (Damle, Minden, Ying 2019).
+    """Return the number (T,) of the text that each of T tokens belongs to, by spectral clustering.
 
     ``support``: (T, T) affinities, at least 0. ``positions`` (T,): tokens at the same position get affinity 0.
+    ``number``: number of texts. The method is by Damle, Minden and Ying (2019).
     """
     affinity = support.masked_fill(positions[:, None] == positions, 0)
     affinity = affinity / affinity.sum(1, keepdim=True).clamp_min(1e-300)

@@ -59,11 +59,11 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
 
 
 def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float | None:
-    """Return the factor by which the client multiplied its gradient, from the gradient ``seen`` and its part ``known``.
+    """Return the factor by which the client multiplied its gradient; ``None`` if it is unknown or not positive.
 
-    ``known``: output layer's gradient due to known labels. Elements with other parts are left out: rows of ``tokens``,
-    to which a tied layer adds the embeddings' gradient, and directions of the last hidden ``states`` (B, d). ``None``
-    if nothing is left, or the factor is not positive.
+    ``seen``: output layer's gradient. ``known``: its part due to known labels. Only elements without any other part are
+    compared: not rows of ``tokens``, to which a tied layer adds the embeddings' gradient, and not directions of the
+    last hidden ``states`` (B, d).
     """
     others = torch.ones(len(seen), dtype=torch.bool, device=seen.device)
     others[tokens] = False
@@ -89,7 +89,7 @@ _WHOLE = 0.05  # largest distance of a number of copies from a whole number
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Compares guessed texts' updates with the observed one, in double precision."""
+    """Compares the updates that guessed texts would give with the observed one, in double precision."""
 
     observation: Observation
     model: TextModel
@@ -109,9 +109,9 @@ class Explanation:
     def repeated(self, texts: Sequence[Tensor], rank: int) -> Batch | None:
         """Find how often each of ``texts`` (L,) occurs in the batch, such that it reproduces the update exactly.
 
-        Return this batch; ``None`` if there is none or several, or if a text hardly changes the update. The scale has
-        to fit, too, so clipped updates do not. ``texts``: all different. ``rank``: rank of the first attention layer's
-        gradient, the least number of different pairs of token and position.
+        Return this batch; ``None`` if none or several fit, or if a text hardly changes the update. The scale has to
+        fit, too, so clipped updates do not. ``texts``: all different. ``rank``: rank of the first attention layer's
+        gradient; the batch has at least as many different pairs of token and position.
         """
         if len({pair for text in texts for pair in enumerate(text.tolist())}) < rank:
             return None
@@ -146,7 +146,7 @@ class Explanation:
 
 
 def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:
-    """Replace soft labels by classes with the same sum over each text's ``copies``; ``None`` if a sum is not whole."""
+    """Replace the soft labels of each text's copies by classes with the same total; ``None`` if one is not whole."""
     if not batch.labels.is_floating_point():
         return batch
     classes = []

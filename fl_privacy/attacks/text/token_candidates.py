@@ -1,4 +1,4 @@
-"""Find the tokens that may stand at each position, by the span of the first block's inputs."""
+"""Find the tokens that may be at each position, by the row space of the first transformer block's gradient."""
 
 import math
 from collections.abc import Sequence
@@ -46,10 +46,9 @@ class Span:
 def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = False, least: float = 0.0) -> Span:
     """Return the span (row space) of the gradient of ``block``'s attention layers, which contains their inputs.
 
-    Directions with small singular values are left out: those near the smallest as noise, those below ``least`` as
-    rounding. For a LoRA adapter B A, the gradient of A is used, or that of B while B and therefore A's gradient are
-    zero. ``queries``: ``True`` uses only the first layer, that of the queries. ``NotAttackableError`` if no such
-    gradient was uploaded.
+    Directions whose singular values are close to the smallest (noise) or below ``least`` (rounding) are left out. For a
+    LoRA adapter B A, the gradient of A is used, or that of B while B and therefore A's gradient are zero. ``queries``:
+    ``True`` uses only the first layer, that of the queries. ``NotAttackableError`` if no such gradient was uploaded.
     """
     names = model.attention_weights[block][: 1 if queries else None]
     adapters = [found for name in names if (found := adapter_of(model, name)) is not None]
@@ -65,7 +64,7 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
 
 
 def _row_space(rows: Tensor, least: float = 0.0) -> tuple[Tensor, int]:
-    """Return a basis (r, d) of the row space of ``rows``, without noise or singular values below ``least``, and d."""
+    """Return an orthonormal basis (r, d) of the row space of ``rows``, without small singular values, and d."""
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     width = rows.shape[1]
     noise = float(values[-max(1, width // 8) :].median()) if len(values) == width else 0.0
@@ -77,13 +76,13 @@ class _EnteredError(Exception):
 
 
 def entering_block(model: TextModel, inputs: Tensor, block: int) -> Tensor:
-    """Return the states (B, L, d) that enter the attention of ``block``, for ``inputs``."""
+    """Return the hidden states (B, L, d) that enter the attention of ``block``, for ``inputs``."""
     return entering_layers(model, inputs, [name.rpartition(".")[0] for name in model.attention_weights[block]])
 
 
 @torch.no_grad()
 def entering_layers(model: TextModel, inputs: Tensor, names: Sequence[str]) -> Tensor:
-    """Return the states (B, L, d) that enter the first called layer of ``names``, for ``inputs``."""
+    """Return the hidden states (B, L, d) that enter the first called layer of ``names``, for ``inputs``."""
 
     def stop(states: Tensor) -> Tensor:
         if states.shape[1] == inputs.shape[1]:  # in a last block the first token alone may have a query
@@ -108,7 +107,7 @@ def readable_model(model: nn.Module) -> TextModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Lengths of ``number`` texts; ``known``: given numbers of tokens, the shortest first, or ``None`` if unknown."""
+    """Lengths of ``number`` texts, at most ``longest``; ``known``: numbers of tokens, the shortest first, if given."""
 
     number: int
     longest: int
@@ -116,7 +115,7 @@ class Lengths:
 
     @classmethod
     def of(cls, observation: Observation, model: TextModel) -> Self:
-        """Return the known lengths, or infer the greatest; a language model's last tokens do not count."""
+        """Return known lengths, or infer an upper bound; a language model's last tokens, never inputs, do not count."""
         number, longest = observation.upload.num_examples, observation.input_shape[0]
         if observation.knowledge.lengths is not None:
             lengths = sorted((observation.knowledge.lengths - int(model.next_token)).tolist())
@@ -156,9 +155,7 @@ CLEAR = 10.0  # least ratio of other tokens' distance to that of chosen tokens f
 class Candidates:
     """The possible tokens at each position."""
 
-    tokens: Sequence[
-        Tensor
-    ]  # (n,) tokens for each position, the nearest first; empty or missing beyond the longest text
+    tokens: Sequence[Tensor]  # (n,) tokens for each position, the nearest first; empty or missing beyond all texts
     distances: Sequence[Tensor]  # (n,) their distances from the span
     clear: bool  # ``True`` if all are certainly in the span, and no other token is near
     left_out: float = 1.0  # distance of the nearest other token
@@ -172,7 +169,7 @@ class Candidates:
         return self.length > 0 and all(map(len, self.tokens[: self.length]))
 
     def hold(self, texts: Sequence[Tensor]) -> bool:
-        """Return whether all tokens of ``texts`` (L,) are candidates, and others are much farther from the span."""
+        """Return whether ``texts`` (L,) consist of candidates, and all other tokens are much farther from the span."""
         farthest = 0.0
         for text in texts:
             if len(text) > len(self.tokens):
@@ -196,10 +193,10 @@ def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor:
 def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Lengths, tolerance: float) -> Candidates:
     """Find the possible tokens at each position: those whose input of the first block lies in ``span``.
 
-    With several texts, false pairs of token and position lie there, too: with (v, p), (w, p) and (v, q) also (w, q).
-    Texts of unknown length end before the first position without candidates; for texts of known length, the nearest
-    tokens are then taken. ``tokens``: (n,) possible tokens. ``tolerance``: largest distance of a pair from the span,
-    relative to a random vector's.
+    With several texts, some false pairs of token and position lie there, too: if v and w fit at one position, and v
+    fits at another, then w also seems to fit there. Texts of unknown length end before the first position without
+    candidates. For texts of known length, such positions get the nearest tokens. ``tokens``: (n,) possible tokens.
+    ``tolerance``: largest distance of a pair from the span, relative to a random vector's.
     """
     few = torch.split(tokens, max(1, _AT_ONCE // (lengths.longest * span.width)))
     each = (entering_block(model, some[:, None].expand(-1, lengths.longest), 0) for some in few)

@@ -1,8 +1,7 @@
 """Infer tokens and positions from a few directions that an update contains (ours).
 
 If an update of b tokens contains k of n directions, these hold a share of about k / b of a present token's squared
-length, and of k / n of any other token's. This holds also under noise, and gives the expected number of false
-candidates.
+length, and of k / n of any other token's. This holds also under noise, and gives the expected number of false tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -80,7 +79,7 @@ def _same_inputs(one: Tensor, two: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Rows (m, n) of an update, each a weighted sum, over the batch's tokens, of a layer's inputs with n values."""
+    """Gradient of a layer; each of its m rows is a weighted sum of the layer's inputs (n,) for the batch's tokens."""
 
     rows: Tensor  # float64
     module: str  # path of the layer whose input is a function of token and position
@@ -88,7 +87,7 @@ class View:
 
 
 def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[View]:
-    """Return the gradients of ``entrances``, whose rows are weighted sums of the inputs, joined for equal inputs."""
+    """Return the gradients of ``entrances`` as views; those of layers with the same input are concatenated."""
     gradient = slopes(observation, [entrance.weight for entrance in entrances])
     direct: dict[str, list[Tensor]] = {}
     views = []
@@ -129,12 +128,10 @@ def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
     return slopes
 
 
-_FRAMED, _EACH = 16, 512
-"""Number of tokens per dimension from which coordinates are estimated, and of those from which usual shares are."""
+_FRAMED, _EACH = 16, 512  # tokens per dimension to estimate coordinates from, and tokens to estimate usual shares
 _RIDGE = 1e-4  # share of the candidates' largest variance below which whitening stops
 _PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # shares of all directions that are tried if an update's rows have full rank
-_ROUNDING = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
-"""Shares of an update's largest singular value below which values may be rounding."""
+_ROUNDING = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)  # shares of the largest singular value below which values may be rounding
 _LEFT = 3  # least number of directions, next to an eighth of all, that have to be left out
 _TRIMMED = 0.02  # share of candidates at either end that is left out of the usual shares
 _OF_ENDS = 1.2  # factor by which trimming lowers the spread
@@ -160,7 +157,7 @@ def few_false(expected: Tensor, texts: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Tokens inferred for one victim, with the evidence that each is at each position."""
+    """Tokens inferred for one victim, and the evidence for each of them at each position."""
 
     tokens: Tensor  # (k,) tokens found, the surest first
     evidence: Tensor  # (k, L) minus the log probability of as much by chance; L is 1 without positions
@@ -195,7 +192,7 @@ class EvidenceCandidates:
         return self._samples[path]
 
     def spread(self, path: str) -> Tensor:
-        """Return float64 inputs (m, d) of layer ``path`` for m tokens not in :meth:`sample`, each at one position."""
+        """Return float64 inputs (m, d) of layer ``path`` for m tokens not in :meth:`sample`, to whiten inputs by."""
         tokens = self._order[min(_EACH, self.size // 2) :][: _FRAMED * self.sample(path).shape[-1]]
         parts = []
         for begin in range(self.length):
@@ -230,19 +227,17 @@ class _Basis:
 
     frame: WhitenedFrame
     rows: Tensor  # (K, n) orthonormal in the frame, the leading ones first
-    numbers: tuple[
-        int, ...
-    ]  # numbers of leading rows that are tried, by :data:`_ROUNDING` and :data:`_PARTS`; 0 for none
+    numbers: tuple[int, ...]  # numbers of leading rows that are tried, by _ROUNDING and _PARTS; 0 for none
     usual: Tensor  # (2, numbers, L) a candidate's usual share, and the degrees of freedom of its spread
     direct: bool  # ``True`` if no adapter is between input and layer
     best: Tensor  # (numbers, V) each token's evidence at its best position
 
     def evidence(self, states: Tensor, whole: Tensor) -> Tensor:
-        """Return the evidence (R, n, L) for n tokens at L positions, for R numbers of leading directions.
+        """Return the evidence (R, n, L) that n tokens are at L positions, for R choices of leading directions.
 
         Evidence is minus the log of a bound on the probability that a random token has as large a share of its squared
-        length in these directions. ``states``: (n, L, d) inputs of the layer. ``whole``: (n, L) their squared lengths
-        in ``frame``.
+        length in these directions. ``states``: (n, L, d) inputs of the layer. ``whole``: (n, L) squared lengths in
+        ``frame``.
         """
         share = _shares(states @ (self.frame.whole @ self.rows.T).to(states), whole, self.numbers).double()
         usual, freedom = self.usual.to(share).unsqueeze(2)
@@ -259,10 +254,8 @@ def _shares(along: Tensor, whole: Tensor, numbers: Sequence[int]) -> Tensor:
 
 
 def _seldom(share: Tensor, usual: Tensor, freedom: Tensor) -> Tensor:
-    """Return -log of a bound on the chance that a random vector has at least ``share`` of its energy in a subspace.
-
-    ``usual``: mean share. ``freedom``: degrees of freedom of the share (Dasgupta, Gupta 2003).
-    """
+    # returns -log of a bound on the chance that a random vector has at least ``share`` of its energy in a subspace,
+    # with mean ``usual`` and ``freedom`` degrees of freedom (Dasgupta, Gupta 2003)
     share = share.maximum(usual).clamp_max(1 - _NEVER)
     rest = (1 - usual) * ((1 - share) / (1 - usual)).log()
     return -0.5 * freedom * (usual * (share / usual).log() + rest)
@@ -293,11 +286,11 @@ def _basis(view: View, candidates: EvidenceCandidates) -> _Basis | None:
 def found_pairs(
     victims: Sequence[Sequence[View]], candidates: EvidenceCandidates, *, texts: int, most: int
 ) -> list[Pairs | None]:
-    """Find each victim's tokens: those with a larger share in the spans of its views than chance explains.
+    """Find each victim's tokens: those whose inputs lie more in the spans of its gradients than by chance.
 
-    A view is one layer's gradient, whose span contains the inputs of the batch's tokens. Views of LoRA adapters' B are
-    used instead if these find more tokens. Views of full rank are left out; ``None`` if none is left. ``texts``: number
-    of texts. ``most``: largest number of tokens.
+    ``victims``: each victim's views, one layer's gradient each. Views of LoRA adapters' B are used instead if these
+    find more tokens. ``None`` if all views have full rank. ``texts``: number of texts. ``most``: largest number of
+    tokens.
     """
     bases = [[basis for view in views if (basis := _basis(view, candidates)) is not None] for views in victims]
     every = [basis for own in bases for basis in own]
@@ -318,20 +311,20 @@ def found_pairs(
 
 
 def _named(bases: Sequence[_Basis], candidates: EvidenceCandidates, texts: int, most: int) -> Pairs:
-    """Return at most ``most`` tokens with more evidence than chance explains, summed over a victim's ``bases``.
+    """Choose at most ``most`` tokens of one victim with more evidence than chance explains.
 
-    ``bases``: spans of layers' gradients. ``texts``: number of texts; it limits the expected number of false tokens.
+    Evidence is summed over ``bases``, the spans of layers' gradients. ``texts``: number of texts.
     """
     total, together = candidates.size * candidates.length, torch.stack([basis.best for basis in bases]).sum(0)
     views = (torch.tensor([basis.numbers for basis in bases]) > 0).sum(0)
-    which = int((total * _by_chance(together, views[:, None]) < FALSE_PER_TEXT).sum(1).argmax())
+    which = int((total * _chance_of(together, views[:, None]) < FALSE_PER_TEXT).sum(1).argmax())
     shortlist = together[which].topk(min(_SHORTLIST, candidates.size)).indices
     pairs = torch.zeros(len(shortlist), candidates.length, dtype=torch.float64)
     for basis in bases:
         states = candidates.of(shortlist, basis.frame.path).double()
         pairs += basis.evidence(states, (states @ basis.frame.whole).square().sum(-1))[which].cpu()
     highest, order = pairs.amax(1).sort(descending=True)
-    expected = total * 2 * len(views) * _by_chance(highest, views[which])
+    expected = total * 2 * len(views) * _chance_of(highest, views[which])
     count = min(few_false(expected, texts), most)
     tokens, evidence = shortlist[order[:count]], pairs[order[:count]]
     return Pairs(
@@ -348,11 +341,11 @@ def _named(bases: Sequence[_Basis], candidates: EvidenceCandidates, texts: int, 
 def _alike(
     bases: Sequence[_Basis], which: int, tokens: Tensor, evidence: Tensor, candidates: EvidenceCandidates
 ) -> int:
-    """Count ``tokens`` (k,), the surest first, that may be found only because they resemble the tokens before them.
+    """Count the ``tokens`` (k,), the surest first, that may be found only because they resemble earlier ones.
 
-    In trained embeddings, similar tokens share directions; only the component outside the span of those before proves a
-    token's presence. ``bases``: spans of layers' gradients. ``which``: index of the number of leading directions used
-    in each. ``evidence``: (k, L) that each token is at each position.
+    Similar tokens' embeddings share directions; only the component outside the span of earlier tokens proves a token.
+    ``bases``: spans of layers' gradients. ``which``: index of the used choice of leading directions. ``evidence``: (k,
+    L) that each token is at each position.
     """
     place, left = evidence.argmax(1), torch.zeros(len(tokens), dtype=torch.float64)
     used = [basis for basis in bases if basis.numbers[which]]
@@ -365,11 +358,11 @@ def _alike(
         usual, freedom = basis.usual[:, which, place][:, : len(share)]
         remaining = 1 - torch.arange(len(share)) / len(basis.frame.own)
         left[: len(share)] += _seldom(share, usual, (freedom * remaining).clamp_min(1.0)).cpu()
-    return int((candidates.length * _by_chance(left, torch.full((len(tokens),), len(used))) > _MOST_CHANCE).sum())
+    return int((candidates.length * _chance_of(left, torch.full((len(tokens),), len(used))) > _MOST_CHANCE).sum())
 
 
-def _by_chance(evidence: Tensor, views: Tensor) -> Tensor:
-    """Return a bound on the chance of this sum of ``evidence`` over ``views`` layer gradients; 1 without any."""
+def _chance_of(evidence: Tensor, views: Tensor) -> Tensor:
+    """Return a bound on the chance that a random token's evidence, summed over ``views`` gradients, is as large."""
     term, total = torch.ones_like(evidence), torch.zeros_like(evidence)
     for number in range(int(views.max())):
         total = total + term * (number < views)

@@ -1,4 +1,4 @@
-"""Infer the tokens of texts from their rows of an upload, with few false ones under noise."""
+"""Infer the tokens of texts from rows of the embeddings' gradient, with few false tokens under noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -45,10 +45,10 @@ def simulated(
 
     ``length``: number L of tokens of a text, at least 2. ``public``: (N, L) token ids of N texts of the domain, -1 for
     no token; ``None`` draws tokens evenly. ``labels``: (B,) known classes, if any. ``texts``: number B of texts; for
-    several, all classes have one distribution.
+    several, one distribution is simulated for all classes, instead of one for each.
     """
     classes = _classes(model, labels)
-    tokens = _drawn(model, length, public, _TEXTS * len(classes), rng).to(model.words.weight.device)
+    tokens = _drawn_texts(model, length, public, _TEXTS * len(classes), rng).to(model.words.weight.device)
     slopes = _slopes(model, tokens, classes.repeat_interleave(_TEXTS))
     each = slopes.square().sum(-1).mean(0)
     slopes = slopes[:, (each <= _UNUSUAL * each.median()).nonzero().flatten()]  # without a classified position
@@ -61,7 +61,7 @@ def simulated(
     width = parts.shape[-1]
     eye = torch.eye(width, dtype=parts.dtype, device=parts.device)
     isotropic = WordModel(parts.new_zeros(width), parts.new_full((width,), energy / width), eye)
-    return Expected((*map(_fitted, parts), isotropic), energy, min(1.0, max(0.0, common)))
+    return Expected((*map(_fitted_normal, parts), isotropic), energy, min(1.0, max(0.0, common)))
 
 
 def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
@@ -73,8 +73,8 @@ def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
     return torch.arange(min(_MOST_CLASSES, model(torch.zeros(1, 1, dtype=torch.long)).shape[1]))
 
 
-def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rng: torch.Generator) -> Tensor:
-    """Return texts (number, length) cut from ``public`` texts, or of random tokens without these."""
+def _drawn_texts(model: TextModel, length: int, public: Tensor | None, number: int, rng: torch.Generator) -> Tensor:
+    """Draw token ids (``number``, ``length``) from ``public`` texts, or evenly if there are none."""
     if public is None:
         return torch.randint(model.words.num_embeddings, (number, length), generator=rng)
     pool = public[public >= 0].cpu().long()
@@ -95,8 +95,8 @@ def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
     return slopes.detach()
 
 
-def _fitted(rows: Tensor) -> WordModel:
-    """Fit a normal distribution to ``rows`` (m, d), along leading singular directions."""
+def _fitted_normal(rows: Tensor) -> WordModel:
+    """Fit a normal distribution to ``rows`` (m, d), along their leading singular directions."""
     center = rows.mean(0)
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     kept = directions[: min(_DIRECTIONS, int((values > 1e-4 * values[0]).sum()) or 1)].T
@@ -110,10 +110,9 @@ _MOST = 8  # largest number of times that a word occurs
 def repeated(energy: Tensor, *, common: float, total: int | None) -> Tensor:
     """Estimate each word's number of occurrences (k,), at least 1, from the squared norm of its row of the gradient.
 
-    The squared norm for c occurrences is c + c (c - 1) common times that for one occurrence, where ``common`` in [0, 1]
-    is the mean inner product of two occurrences over the squared norm of one. ``energy``: (k,) squared norms, with the
-    noise's subtracted. ``total``: number of tokens, to which the counts add up; ``None``: a word counts as repeated
-    above twice the median squared norm.
+    ``energy``: (k,) squared norms, minus the noise's; for c occurrences, c + c * (c - 1) * ``common`` times that for
+    one. ``common``: mean inner product of two occurrences over the squared norm of one, in [0, 1]. ``total``: number of
+    tokens, to which the counts add up; ``None``: a word counts as repeated above twice the median.
     """
     times = torch.arange(1, _MOST + 1, dtype=energy.dtype, device=energy.device)
     growth = times + times * (times - 1) * common
@@ -133,11 +132,11 @@ _SWEEPS = 20
 
 
 def placed(words: Tensor, positions: Tensor) -> Tensor:
-    """Return for each of L positions the index (L,) of its word among the k ``words``.
+    """Find the word at each of L positions; return indices (L,) into the k ``words``.
 
     ``words`` (k, d) and ``positions`` (L, d) are rows of the gradients of the word and the position embedding. A word's
-    row is the sum of the rows of its positions; positions exchange words until these sums have the least squared error.
-    If ``positions`` has zeros, as after pruning, they do not.
+    row is the sum of the rows of its positions. Positions exchange words until these sums have the least squared error;
+    there is no exchange if ``positions`` has zeros, as after pruning.
     """
     words, positions = words.double(), positions.double()
     found = _paired(words, positions)
@@ -145,7 +144,7 @@ def placed(words: Tensor, positions: Tensor) -> Tensor:
 
 
 def _paired(words: Tensor, positions: Tensor) -> Tensor:
-    """Return for each of L ``positions`` the index (L,) of a close vector of k ``words``; all are used if k <= L."""
+    """Return for each of L ``positions`` the index (L,) of a near word; each of k ``words`` is used if k <= L."""
     number, length = len(words), len(positions)
     found = torch.full((length,), -1, dtype=torch.long, device=words.device)
     left = _apart(words, positions)
@@ -204,7 +203,7 @@ _ULPS = 4.0  # roundings in single precision, in each local step, by which an un
 
 @dataclass(frozen=True, eq=False)
 class WordRows:
-    """Rows of updates, one for each of the vocabulary's V tokens, minus the row that absent tokens have."""
+    """Gradient rows of the vocabulary's V tokens, in embeddings or head, minus the row that absent tokens have."""
 
     values: Tensor  # (n, V, d) rows of n victims, with the sign of a gradient and the scale of the upload
     untouched: Tensor  # (n, V) ``True`` if the row equals an absent token's, up to rounding
@@ -251,11 +250,9 @@ def word_rows(observations: Sequence[Observation], name: str, where: Where) -> W
 
 _SCALES = 25  # number of factors between simulation and upload that are tried, each twice the one before
 _STANDS_OUT = 3.0  # least ratio of words' rows to the next longest row of a head
-_EXPECTED_OF_MODEL = 0.3
-"""Cosine of a head's row with the other rows' common direction above which the row shows no word of a text."""
+_EXPECTED_OF_MODEL = 0.3  # cosine of a head's row with the other rows' sum above which the row shows no word
 _AT_ONCE = 1 << 24
-_SURE = 30.0
-"""Largest log likelihood ratio that counts in the choice of the distribution, so that no long row dominates."""
+_SURE = 30.0  # largest log likelihood ratio that counts in choosing the distribution, so that no long row dominates
 _MIXED, _MOST_ODDS = 1e-6, 0.5  # least and largest prior probability of a token, so that frequency alone names no word
 _PASSES = 2
 _TIED = 1e-4  # difference of log likelihood ratios that counts as rounding
@@ -282,11 +279,11 @@ def found_words(
     stated_noise: float | None,
     rng: torch.Generator,
 ) -> FoundWords:
-    """Find the words in the texts of one victim from the ``rows`` of its update, one for each token of the vocabulary.
+    """Find the words in one victim's texts by the ``rows`` of its embeddings' gradient.
 
     ``odds``: prior probability of each token. ``most``: largest number of tokens in the texts. ``expected``: simulated
-    statistics of words' rows; ``None`` if rows are exact. ``stated_noise``: standard deviation of an element's noise,
-    if the defense is known; ``None`` to estimate it.
+    statistics of the rows of words that occur; ``None`` if rows are exact. ``stated_noise``: standard deviation of an
+    element's noise, if the defense is known; ``None`` to estimate it.
     """
     values, untouched = rows.values[0], rows.untouched[0]
     energy = values.square().sum(1)
@@ -336,15 +333,15 @@ def _exactly(untouched: Tensor, energy: Tensor) -> FoundWords:
 
 
 def is_exact(rows: WordRows, most: int, stated_noise: float | None) -> bool:
-    """Return whether the first victim's changed rows are exactly its words: few, and without stated noise."""
+    """Return whether the changed rows are exactly the first victim's words: at most ``most``, and no noise stated."""
     touched = int((~rows.untouched[0]).sum())
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not stated_noise
 
 
-def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> tuple[WordModel, Tensor]:
-    """Return the distribution in ``expected``, and its scale (1,), under which the rows ``values`` are likeliest.
+def _likeliest(values: Tensor, expected: Expected, probability: Tensor, variance: float) -> tuple[WordModel, Tensor]:
+    """Choose the distribution in ``expected``, and its scale (1,), that make the rows ``values`` likeliest.
 
-    ``odds``: (V,) probability of each token to occur. ``variance``: that of the noise on an element.
+    ``probability``: (V,) of each token to occur. ``variance``: noise's variance in an element.
     """
     strongest = float(values.square().sum(1).max())
     scales = float((max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5) * 2.0 ** torch.arange(
@@ -352,7 +349,9 @@ def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float
     )
     best, most = None, -torch.inf
     for model in expected.models:
-        total = torch.log1p(odds[:, None] * _ratios(values, model, scales, variance).clamp_max(_SURE).expm1()).sum(0)
+        total = torch.log1p(
+            probability[:, None] * _ratios(values, model, scales, variance).clamp_max(_SURE).expm1()
+        ).sum(0)
         at = int(total.argmax())
         if best is None or float(total[at]) > most:
             best, most = (model, scales[at, None]), float(total[at])
@@ -361,7 +360,7 @@ def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float
 
 
 def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -> Tensor:
-    """Return log likelihood ratios (V, S): each of V rows as a word's, at each of S ``scales``, against pure noise.
+    """Return log likelihood ratios (V, S) of V rows: a word's row at each of S ``scales``, against noise alone.
 
     At scale s, a word's row is N(s mean, s^2 spread + variance) for ``model``; noise is N(0, variance).
     """

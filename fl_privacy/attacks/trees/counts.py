@@ -9,11 +9,8 @@ from fl_privacy.attacks.trees.grid import Exchange, OwnTree, distinct_thresholds
 from fl_privacy.attacks.trees.model import LOGISTIC, SOFTMAX, SQUARED, Tree
 from fl_privacy.errors import UserError
 
-MOST_COUNTED, MOST_BOUNDS = 1 << 40, 5_000_000
-"""Largest numbers of rows of a leaf, and of bounds of all leaves together, that are accepted."""
-
+MOST_COUNTED, MOST_BOUNDS = 1 << 40, 5_000_000  # largest accepted numbers of a leaf's rows, and of all leaves' bounds
 WHOLE = 0.02  # largest distance of a count from a whole number by rounding of float32
-
 COVERS = 3.0  # weight of a relative change of a site's sum of hessians, next to the share of known thresholds
 MOST_BASES = 4000  # largest number of rows tried in the search for a base score
 
@@ -95,11 +92,8 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
 
 
 def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
-    """Return weight w, hessian sum H and gain of n inner nodes, and four sums (n, 2) over each node's two children.
-
-    The sums are of (H, 1) times, in order: w of inner children, value of leaves, w^2 of inner children, value^2 of
-    leaves. ``parallel``: number of trees fitted at once, a factor on values.
-    """
+    # returns w, hessian sum H and gain of n inner nodes, and sums (n, 2) over their children of (H, 1) times, in order:
+    # w of inner children, ``parallel`` * value of leaves, and the squares of both
     nodes = tree.inner
     sums = [np.zeros((len(nodes), 2)) for _ in range(4)]
     for child in (tree.left[nodes], tree.right[nodes]):
@@ -120,7 +114,7 @@ def gradient_sums(own: OwnTree, training: Training) -> tuple[np.ndarray, np.ndar
 
 
 def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
-    """Return each leaf's bounds of features, from left to right; ``UserError`` if there are too many splits."""
+    """Return for each leaf, from left to right: feature -> (least, below); ``UserError`` if splits are too many."""
     found: list[dict[int, tuple[float, float]]] = []
     stack: list[tuple[int, dict[int, tuple[float, float]]]] = [(0, {})]
     bounds_in_all = 0
@@ -147,13 +141,15 @@ def count_first_tree(
     """Count rows and labels in the leaves of the first tree, which no other precedes.
 
     All rows then have the same prediction, so that sums of hessians and gradients give counts (Di Gennaro et al.,
-    TimberStrike, 2025, section 5). ``UserError`` if there is no such tree, the objective is unsupported, or the tree
-    has too many rows or leaves.
+    TimberStrike, 2025, section 5). ``UserError`` if there is no such tree, the objective is unsupported, or the tree is
+    too large.
 
     Args:
+        own: trees that the client fitted.
         objective: XGBoost's name for logistic, squared error or softmax.
+        training: client's learning rate and lambda.
         positive_weight: XGBoost's ``scale_pos_weight``.
-        rows: number of rows that the client states; if ``None``, no counts are called exact.
+        rows: number of rows that the client states; without it, counts are not marked as exact.
     """
     if not own or own[0].before:
         raise UserError("A first tree is expected, but the client was given trees before; start at round 1.")
@@ -188,24 +184,23 @@ def count_first_tree(
 
 
 def thresholds(own: Sequence[OwnTree], features: int) -> list[np.ndarray]:
-    """Return each feature's distinct thresholds, ascending; XGBoost takes them from the client's rows.
+    """Return each feature's distinct thresholds, ascending, in the trees ``own`` that the client fitted.
 
-    They are values of rows, or if these are more than XGBoost's ``max_bin``, quantiles. With ``tree_method=exact`` (not
-    the default, ``hist``), they are halfway between neighboring values.
+    XGBoost takes thresholds from the client's rows: values or, if these are more than its ``max_bin``, quantiles. With
+    ``tree_method=exact`` (not the default, ``hist``), they are halfway between neighboring values.
     """
     return list(distinct_thresholds([one.tree for one in own], features))
 
 
 def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Exchange, ...], ...]:
-    """Divide other clients' trees of bagging rounds, whose origin is unknown, among ``sites`` sites.
+    """Divide other clients' trees in bagging rounds, whose origin is unknown, among ``sites`` clients (sites).
 
-    A site's sum of hessians changes little between rounds, and its trees split at values of its own rows; trees are
-    matched by both, or by these thresholds alone for NVFlare since 2.7.2, which omits the sums. Similar sites of equal
-    size are not distinguished. ``rounds``: new trees of each round, from ``read_others``; a site's trees are adjacent.
-    ``UserError`` if a round has not equally many trees for each site.
+    A site's sum of hessians changes little between rounds, and its trees split at values of its own rows. Trees are
+    matched to sites by both facts, or by splits alone for NVFlare since 2.7.2, which omits the sums. Similar sites of
+    equal size are not distinguished. ``rounds``: new trees of each round, from ``read_others``; a site's trees are
+    adjacent. ``UserError`` if a round has not equally many trees for each site.
 
-    Return each site's rounds, in the order of sites in the first round, which gets a base score
-    (:func:`with_own_base`).
+    Return each site's rounds, ordered as in the first round, whose base score is inferred (:func:`with_own_base`).
     """
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
 
@@ -243,7 +238,7 @@ def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Ex
 
 
 def with_own_base(first: Exchange) -> Exchange:
-    """Return a site's first round with a base score for which all row counts are whole numbers, if one is found.
+    """Replace the base score of a site's ``first`` round by one that makes all row counts whole numbers, if possible.
 
     XGBoost's base score is the share of positives k / n, so that the first tree's hessians add up to k (n - k) / n.
     """

@@ -1,4 +1,4 @@
-"""Intervals of features between thresholds, and leaves that rows of intervals reach (Lucchese et al., SIGIR 2015)."""
+"""Split features into intervals between thresholds, and find leaves that rows reach (Lucchese et al., SIGIR 2015)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -49,7 +49,10 @@ def distinct_thresholds(trees: Sequence[Tree], features: int) -> tuple[np.ndarra
 
 
 def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
-    """Return bits (S, U, W) for the leaves of U trees that a row can reach with each of S states, in W 64-bit words."""
+    """Return which leaves of U trees a row can reach, as bits (S, U, W), if one feature is in a given interval.
+
+    S: number of intervals (states) of all features together. W: number of 64-bit words with a bit for each leaf.
+    """
     words = max(1, -(-max((len(tree.leaves) for tree in trees), default=1) // WORD))
     masks = np.full((int(grid.states.sum()), len(trees), words), np.uint64(2**64 - 1))
     for number, tree in enumerate(trees):
@@ -90,7 +93,7 @@ def states_of(rows: np.ndarray, grid: Grid) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exchange:
-    """A client's models in one round: the one sent, if any, and the reply: only new trees (bagging) or all (cyclic)."""
+    """A client's models in one round: ``sent`` to it, if any, and its ``reply`` (new trees for bagging, else all)."""
 
     sent: Trees | None
     reply: Trees
@@ -115,7 +118,7 @@ def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
     """Parse the trees that other clients added in a bagging round: those of ``after`` that ``before`` and ``own`` lack.
 
     ``before``, ``after``: global models. ``own``: this client's reply. With two clients, this is the other's exchange,
-    except for the first round's base score, which is that of the client that the server counted first. ``UserError`` if
+    except that the first round's base score is the one of the client that the server aggregated first. ``UserError`` if
     a model can't be parsed, or no tree is new.
     """
     sent, following = (read_model(model) if len(model) > 1 else None for model in (before, after))
@@ -132,7 +135,7 @@ def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
 
 
 def own_trees(exchanges: Sequence[Exchange]) -> tuple[OwnTree, ...]:
-    """Return the client's fitted trees, each with those before it; ``UserError`` if objectives or features differ."""
+    """Return the trees a client fitted, each with the trees it was added to; ``UserError`` if objectives differ."""
     kinds = {(one.reply.objective, one.reply.features, one.reply.classes) for one in exchanges}
     if len(kinds) > 1:
         raise UserError("Rounds of one objective and features are expected, but got several; give one client's.")

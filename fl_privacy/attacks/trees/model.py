@@ -15,10 +15,7 @@ from fl_privacy.errors import UserError
 
 LARGEST_MODEL = 64 << 20  # largest number of bytes of a model
 MOST_TREES, MOST_NODES = 20_000, 2_000_000  # largest numbers of trees and of their nodes in a model
-
-MOST_FEATURES, MOST_CLASSES = 100_000, 10_000
-"""Largest numbers of features and classes that a model may claim, since lists of that length are allocated."""
-
+MOST_FEATURES, MOST_CLASSES = 100_000, 10_000  # most that a model may claim, since lists of that length are allocated
 DEEPEST = 256  # largest number of splits between the root and a leaf
 
 LOGISTIC = ("binary:logistic", "binary:logitraw", "reg:logistic")
@@ -218,7 +215,6 @@ def _array(values: Sequence[Any], dtype: Any) -> np.ndarray:
 
 
 MOST_NESTED = 40  # levels of containers; XGBoost's models have eight
-
 MOST_VALUES = 2_000_000  # largest number of values outside of numeric arrays; XGBoost writes some dozens a tree
 
 _NUMBERS = {"i": ">i1", "U": ">u1", "I": ">i2", "l": ">i4", "L": ">i8", "d": ">f4", "D": ">f8"}

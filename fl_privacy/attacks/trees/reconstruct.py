@@ -38,13 +38,15 @@ STRENGTH = 5.0  # weight of a feature's even prior, in rows
 
 
 class BoxProblem:
-    """Equations of a client's trees, with one output and logistic loss: leaves' sums of rows' gradients and hessians.
+    """Equations of a client's trees (one output, logistic loss): sums of rows' gradients and hessians in each leaf.
+
+    A row is given by the index of each feature's interval between thresholds.
 
     Args:
         first: row and label counts of the first tree's leaves, if known, which fix each row's leaf and label.
         rows, positives: numbers of rows and positives, used without ``first``.
         known: intervals (R, F) and labels (R,) of rows of the same population, if any.
-        possible: (S,) ``True`` for intervals that the schema allows; ``None`` for all.
+        possible: (S,) ``True`` for intervals, of all features together, that the schema allows; ``None`` for all.
     """
 
     def __init__(
@@ -87,8 +89,8 @@ class BoxProblem:
     def parts(self, masks: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return each row's leaf, gradient and hessian, (N, T) each, in the client's T trees.
 
-        ``masks``: (N, U, W) leaves of N rows in the U trees of all clients, as bits of W 64-bit words. ``labels``: (N,)
-        0 or 1. Leaves are numbered across the T trees.
+        ``masks``: (N, U, W) for N rows and the U trees of all clients, the bit of the row's leaf is set among W 64-bit
+        words. ``labels``: (N,) 0 or 1. Leaves are numbered across the T trees.
         """
         leaf = leaf_of(masks)
         margin = self.base + self.values[self.value_start + leaf] @ self.before
@@ -96,7 +98,10 @@ class BoxProblem:
         return self.slot_start + leaf[:, self.mine], p - labels[:, None], p * (1 - p)
 
     def start(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw rows that fit the first tree: intervals (N, F), labels (N,), indices (N,) of copied known rows or -1."""
+        """Draw N rows that fit the first tree: interval indices (N, F), labels (N,) and sources (N,).
+
+        A source is the index of the known row that was copied, or -1.
+        """
         if self.first is None:
             labels = np.repeat([0, 1], [self.rows - self.positives, self.positives])
             place = np.full(self.rows, -1)
@@ -148,7 +153,7 @@ class Chain:
     Attributes:
         states: (N, F) index of each cell's interval between thresholds.
         labels: (N,) 0 or 1.
-        home: (N,) index of the known row from which each row was taken, -1 for none.
+        home: (N,) index of the known row that each row was copied from, -1 for none.
         start_misfit: root mean square residual of gradient sums for the initial rows.
     """
 
@@ -227,7 +232,7 @@ class Chain:
         self._put(row, slot[picked], gradient[picked], hessian[picked])
 
     def _misfit(self, slot: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, width: float) -> np.ndarray:
-        """Return how much (C,) C candidates for a row raise the squared residuals of leaf sums, over 2 ``width``^2."""
+        # returns the increase (C,) of the leaf sums' squared residuals over 2 ``width``^2, by C candidates for a row
         over = gradient * (gradient - 2 * self.left[0][slot])
         over += hessian * (hessian - 2 * self.left[1][slot]) / HESSIAN**2
         return np.asarray(over.sum(1) / (2 * width**2))
@@ -443,5 +448,4 @@ def _agreement(chains: Sequence[Chain]) -> np.ndarray:
     return found / len(chains)
 
 
-WIDEST, NARROWEST = 2.0, 0.1
-"""First (or larger) and last deviation allowed for a leaf's gradient sum; a row's gradient is below 1."""
+WIDEST, NARROWEST = 2.0, 0.1  # first (or larger) and last deviation allowed for a leaf's gradient sum; a row's is < 1
