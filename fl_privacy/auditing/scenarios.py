@@ -54,6 +54,8 @@ one."""
 LEAST_SECONDS, LEAST_EVALUATIONS = 3.0, 25
 """Smallest attack time for an upload, in seconds of a standard processor, and smallest number of evaluations."""
 
+UPLOADS_PART = 2  # the part 1/2 of the time is for uploads of one example; other scenarios share it evenly
+
 MEMBER_SECONDS, LEAST_ASKED = 30.0, 20.0
 """Seconds for the losses of single examples, and smallest number for asking clients for uploads of single examples."""
 
@@ -63,8 +65,9 @@ MOST_IN_A_BATCH = 64  # largest number of examples in an attacked step
 
 APART = "its examples do not come from a DataLoader, so one can't be singled out"
 
-CALL, PRODUCT = 1e-5, 5e-11
-"""Seconds of a standard processor for each PyTorch call and each operation of a matrix product."""
+CALL, PRODUCT, ELEMENT = 1e-5, 5e-11, 2e-8
+"""Seconds of a standard processor for each PyTorch call, for each operation of a matrix product, and for each parameter
+whose step an optimizer other than SGD normalizes."""
 
 SCENARIOS: Mapping[str, str] = shipped(__file__, "scenarios.yaml")["network"]  # name -> title, the worst case first
 
@@ -234,25 +237,48 @@ class Scenarios:
     def _singly(self, name: str, found: Sequence[tuple[AskedClient, WatchedReply]], reason: str) -> Answer:
         if not found:
             return _not_attacked(name, reason or "no client answered")
-        started = time.perf_counter()
-        leaves, several = scenario_of(name).leaves, "s" * (len(found) != 1)
-        many = f"{len(found)} {'upload' if leaves else 'gradient'}{several}"
-        self.tell(f"Attacking {many} of one example{several and ' each'}")
-        answer = attempt(lambda: self._attacked(found, uploaded=leaves))
+        started, asked = time.perf_counter(), found
+        leaves = scenario_of(name).leaves
+
+        def many() -> str:
+            return f"{len(found)} {'upload' if leaves else 'gradient'}{'s' * (len(found) != 1)}"
+
+        def attacked() -> Answer:
+            nonlocal found
+            if (words := self._words(found, uploaded=leaves)) is not None:
+                return words
+            found = self._in_time(found, uploaded=leaves)
+            return self._attacked(found, uploaded=leaves)
+
+        self.tell(f"Attacking {many()} of one example{' each' * (len(found) > 1)}")
+        answer = attempt(attacked)
         if isinstance(answer, Failure):
             return _not_attacked(name, reason_of(answer))
         size = max(1, *(again.watched.loaded for _, again in found))
         of = "one example" if size == 1 else f"{size} examples, as its code (such as batch norm) takes no fewer,"
         clients = len({client.number for client, _ in found})
-        said = f"{many} of {clients} client{'s' * (clients != 1)}, each of {of} in one step"
+        said = f"{many()} of {clients} client{'s' * (clients != 1)}, each of {of} in one step"
         scenario = scenario_of(name, uploads=said, examples=size)
-        return replace(answer, scenario=scenario, seconds=time.perf_counter() - started)
+        cut = [f"Time is for {len(found)} of {len(asked)}; a larger --seconds has more attacked."] * (found != asked)
+        return replace(answer, scenario=scenario, seconds=time.perf_counter() - started, notes=(*answer.notes, *cut))
 
-    def _attacked(self, found: Sequence[tuple[AskedClient, WatchedReply]], *, uploaded: bool) -> Answer:
+    def _in_time(
+        self, found: Sequence[tuple[AskedClient, WatchedReply]], *, uploaded: bool
+    ) -> Sequence[tuple[AskedClient, WatchedReply]]:
+        """Return as many of the replies as the fewest evaluations of each leave time for, but at least the first."""
+        client, again = found[0]
+        observed = read_problem(again.watched, client.inputs()).observed_reply(0, again, uploaded=uploaded)
+        limit = max(LEAST_SECONDS * len(found), self.seconds / (UPLOADS_PART if uploaded else len(SCENARIOS)))
+        return found[: max(1, int(limit / LEAST_EVALUATIONS / seconds_of_evaluation(observed)))]
+
+    def _words(self, found: Sequence[tuple[AskedClient, WatchedReply]], *, uploaded: bool) -> Answer | None:
         for infer in (words_of, words_of_uploads):
             if (words := infer(found, uploaded=uploaded)) is not None:
                 self._text = True
                 return words
+        return None
+
+    def _attacked(self, found: Sequence[tuple[AskedClient, WatchedReply]], *, uploaded: bool) -> Answer:
         problems = [read_problem(again.watched, client.inputs()) for client, again in found]
         observations = []
         for number, ((_, again), problem) in enumerate(zip(found, problems, strict=True)):
@@ -332,7 +358,8 @@ class Scenarios:
             return _not_attacked("batch", f"one step on a batch is expected, but its code makes {steps}; make one")
         if size > MOST_IN_A_BATCH:
             return _not_attacked("batch", f"a batch has {size} examples; beyond {MOST_IN_A_BATCH} it is not attacked")
-        answer, uploads = self._attacked([(client, again)], uploaded=True), f"of {size} examples in one step"
+        answer = self._words([(client, again)], uploaded=True) or self._attacked([(client, again)], uploaded=True)
+        uploads = f"of {size} examples in one step"
         scenario = scenario_of("batch", uploads=f"1 upload of 1 client, {uploads}", examples=max(1, size))
         answer = replace(answer, scenario=scenario, seconds=time.perf_counter() - started)
         self._batch = answer if size == client.watched.loaded and client.watched.steps == 1 else None
@@ -467,4 +494,6 @@ def seconds_of_evaluation(observation: Observation) -> float:
         size = [g.square().sum() for g in first if g is not None and g.requires_grad]
         if size:
             torch.autograd.grad(torch.stack(size).sum(), gray, allow_unused=True)
-    return (CALL * work.calls + PRODUCT * work.products) * (observation.plan.steps or 1)
+    normalized = sum(p.numel() for p in parameters) if observation.plan.optimizer != "sgd" else 0
+    once = CALL * work.calls + PRODUCT * work.products + ELEMENT * normalized
+    return once * (observation.plan.steps or 1)

@@ -12,8 +12,9 @@ from torch import nn
 from fl_privacy.auditing.scenarios import LEAST_EVALUATIONS, Scenarios, seconds_of_evaluation
 
 
-def observed(width: int) -> Any:
-    upload, plan = SimpleNamespace(num_examples=2), SimpleNamespace(mode="train", steps=1)
+def observed(width: int, optimizer: str = "sgd") -> Any:
+    upload = SimpleNamespace(num_examples=2)
+    plan = SimpleNamespace(mode="train", steps=1, optimizer=optimizer)
     model = nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU(), nn.Flatten(), nn.Linear(width * 36, 2))
     return SimpleNamespace(model=model, upload=upload, plan=plan, input_shape=(3, 8, 8))
 
@@ -31,3 +32,20 @@ def test_an_attack_is_cut_by_its_work_and_not_by_the_clock(monkeypatch: pytest.M
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
     assert [ladder._attack_for([one]) for one in (small, large)] == found
     assert seconds_of_evaluation(small) < 0.005 < seconds_of_evaluation(large)
+
+
+def test_fewer_uploads_are_attacked_if_each_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = SimpleNamespace(observed_reply=lambda number, again, uploaded: again.observed)
+    monkeypatch.setattr("fl_privacy.auditing.scenarios.read_problem", lambda watched, inputs: problem)
+    found: Any = [(SimpleNamespace(inputs=list), SimpleNamespace(watched=None, observed=observed(4)))] * 8
+    counts = []
+    for each in (0.1, 1.0, 100.0):
+        monkeypatch.setattr("fl_privacy.auditing.scenarios.seconds_of_evaluation", lambda observed, each=each: each)
+        for seconds, uploaded in ((0.0, True), (300.0, True), (300.0, False)):
+            ladder = Scenarios(clients=(), attack="usual", seconds=seconds)  # type: ignore[arg-type]
+            counts.append(len(ladder._in_time(found, uploaded=uploaded)))
+    assert counts == [8, 8, 8, 1, 6, 1, 1, 1, 1]
+
+
+def test_steps_of_adam_take_longer() -> None:
+    assert seconds_of_evaluation(observed(99, "adam")) > seconds_of_evaluation(observed(99))

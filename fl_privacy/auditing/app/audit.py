@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,6 +66,10 @@ _NONE_ASKED = "the app's server asked no client to train"
 USUAL_NODES, MOST_TRIED, LONGEST_PREPARED, _REFRESHED = 10, 3, 60.0, 15.0
 """Default number of clients, as in Flower's simulation, most scripts that are tried, and seconds for a script that
 makes data and between two pages while the app trains."""
+
+LEAST_TRAINED, LONGEST_STARTED = 5.0, 120.0
+"""Seconds that a client trains at least on drawn data, and that a script takes at most to start Flower; ``seconds``
+gives more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +310,12 @@ class AppAudit(AuditSession):
             if asked.stand_in:
                 self._draw(app, files, stack)
             tables: dict[str, np.ndarray] = {}
-            with LoadedBy(tables).looking():  # some apps load their data on import
+            longest = max(LONGEST_STARTED, asked.seconds)
+            late = UserError(
+                f"{self.name} did not start Flower within {longest:.0f} s: a larger --seconds waits longer."
+            )
+            limit = contextlib.nullcontext() if self.alone else within_seconds(longest, late)
+            with LoadedBy(tables).looking(), limit:  # some apps load their data on import
                 started = app.load(stops_of, self.drawing)
             self.own_nodes = min(started.nodes or USUAL_NODES, MOST_NODES)
             nodes = whole("--nodes", asked.nodes or self.own_nodes, at_least=1, at_most=10_000, example=10)
@@ -323,6 +333,8 @@ class AppAudit(AuditSession):
                 tables=tables, node_config=node_config, defense=defense,
             )  # fmt: skip
             grid.on_answer, self.grid, self.data = self.refresh, grid, there.data
+            longest = max(LEAST_TRAINED, asked.seconds / nodes)
+            grid.longest = lambda: longest if self.drawing is not None and self.drawing.asked else math.inf
             context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
             self.tell(f"Training {nodes} client{'s' * (nodes != 1)}")
             held, joined = rounds_held(asked.rounds), grid.joining()
@@ -355,7 +367,13 @@ class AppAudit(AuditSession):
         )
         backend = "Keras ran on PyTorch, whose steps can be attacked; KERAS_BACKEND=tensorflow keeps it on TensorFlow."
         metrics = ", ".join(sorted(Score.asked))
+        assert self.grid is not None
+        hurried = (
+            "Clients trained longer than there is time: a pass over drawn data ended after a batch from then on; a"
+            " larger --seconds trains longer."
+        )
         said = {
+            hurried: self.grid.hurried,
             f"Accuracy, precision, recall and F1 (macro averages) stand for the hub's {metrics}.": metrics,
             beyond: limit is not None and rounds > limit,
             acts: name,
@@ -366,7 +384,6 @@ class AppAudit(AuditSession):
             f"It names {', '.join(there.devices)}, which is not here: it ran on the CPU.": there.devices,
         }
         self.notes += [text for text, applies in said.items() if applies]
-        assert self.grid is not None
         self.problems += backend_blamed((*self.grid.failures, *self.grid.problems, self.ended))
 
     def refresh(self) -> None:

@@ -419,14 +419,14 @@ class GuessedSettings:
 
 
 @contextmanager
-def within_seconds(seconds: float) -> Iterator[None]:
-    """Raise ``TimeoutError`` in the block if it takes longer, again each second; only in the main thread."""
+def within_seconds(seconds: float, late: Exception | None = None) -> Iterator[None]:
+    """Raise ``late`` (``TimeoutError``) in the block if it takes longer, again each second; only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def end(number: int, frame: Any) -> None:
-        raise TimeoutError(f"it took more than {seconds:.0f} seconds")
+        raise late or TimeoutError(f"it took more than {seconds:.0f} seconds")
 
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)

@@ -100,6 +100,7 @@ class TappedGrid(LocalGrid):
         self._evaluated: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
         self.joined, self._looks, self._since, self.chose_none = 0, 0, 0.0, False
         self._covered = Counter[bool]()
+        self.longest, self.hurried = lambda: math.inf, False  # seconds of a client at a message, and if one took longer
 
     def evaluation(self) -> dict[str, float]:
         last = self._evaluated.get(max(self._evaluated, default=0), {})
@@ -241,11 +242,14 @@ class TappedGrid(LocalGrid):
         asked: dict[str, Any] = {}
         if kept:
             asked = {"message": copy.deepcopy(message), "context": _copied(context), "streams": streams_now()}
-        watch, columns, fitted = TrainingWatch(), LoadedBy(self._tables, self._made, self._rounds.total()), FittedBy()
+        began = time.perf_counter()
+        watch = TrainingWatch(late=lambda: time.perf_counter() - began > self.longest())
+        columns, fitted = LoadedBy(self._tables, self._made, self._rounds.total()), FittedBy()
         app = self.client_app
         assert app is not None
         with watch.looking() as seen, columns.looking(), fitted.looking(), self.split.looking(client=True):
             reply = attempt(lambda: app(message, context), placed=True)
+        self.hurried |= seen.hurried
         reply = error_reply(message, reply) if isinstance(reply, Failure) else reply
         reply, known = self._defended(message, reply, down.arrays, seen, context)
         if self._defense is not None and kind.startswith("train") and not reply.has_error():

@@ -59,6 +59,7 @@ class Watched:
     training: bool = True  # ``True`` if the first module was in training mode
     cut: bool = False  # ``True`` if the training got fewer examples than its loader has
     drawn: bool = False  # ``True`` if random numbers were drawn for a training example before it entered the network
+    hurried: bool = False  # ``True`` if a pass over the data ended early, as the training was late
 
     @property
     def steps(self) -> int:
@@ -115,10 +116,13 @@ class TrainingWatch:
     """Records what happens in a training inside a ``with`` block of ``looking``.
 
     ``program``: ``True`` also records the computation of the first loss. ``only``: limit of the training's examples.
+    ``late``: whether the training has lasted too long; each pass over the data then ends after its first batch.
     """
 
-    def __init__(self, *, program: bool = False, only: OnlyExamples | None = None) -> None:
-        self.seen, self._only, self._asked = Watched(), only, program
+    def __init__(
+        self, *, program: bool = False, only: OnlyExamples | None = None, late: Callable[[], bool] = bool
+    ) -> None:
+        self.seen, self._only, self._asked, self._late = Watched(), only, program, late
         self._recorder = Recorder() if program else None
         self._roots: list[Tensor] = []
         self._depth, self._bytes = 0, 0
@@ -241,6 +245,9 @@ class TrainingWatch:
         variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
         known = self._of_keras.get(id(optimizer)) or as_optimizer(optimizer, variables)
         again = self._span is not None and id(known) in self._stepped_by
+        if self._hurries():
+            for module in self.seen.modules:
+                vars(module)["stop_training"] = True  # ends Keras's own loop after this batch
         self._of_keras[id(optimizer)] = known
         self._stepping(known, (), {})
         if not again:
@@ -311,7 +318,11 @@ class TrainingWatch:
             passed += self._note(batch)
             self.seen.passes[data] = max(passed, self.seen.passes.get(data, 0))
 
-        return _Counting(iterate(loader), note)
+        return _Counting(iterate(loader), note, self._hurries)
+
+    def _hurries(self) -> bool:
+        self.seen.hurried |= (late := self._late())
+        return late
 
     def _note(self, batch: Any) -> int:
         tensors = [t for t in tensors_in(batch) if t.dim()]
@@ -413,14 +424,16 @@ def _evaluating(module: nn.Module, wanted: bool) -> Iterator[None]:
 
 
 class _Counting:
-    def __init__(self, given: Iterator[Any], note: Callable[[Any], None]) -> None:
-        self._given, self._note = given, note
+    def __init__(self, given: Iterator[Any], note: Callable[[Any], None], late: Callable[[], bool]) -> None:
+        self._given, self._note, self._late, self._begun = given, note, late, False
 
     def __iter__(self) -> _Counting:
         return self
 
     def __next__(self) -> Any:
-        batch = next(self._given)
+        if self._begun and self._late():
+            raise StopIteration
+        batch, self._begun = next(self._given), True
         self._note(batch)
         return batch
 
