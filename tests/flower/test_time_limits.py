@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fl_privacy.auditing.app import audit
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.environment import around
+from fl_privacy.auditing.app.network_found import within_seconds
 from fl_privacy.auditing.instrument.watch import TrainingWatch
 from tests.flower.test_stand_in import HEAD, LOADERS, NET, TAIL
 from tests.flower.untouched_apps import attacked_only, written_once
@@ -29,10 +31,12 @@ def audited(folder: Path, main: str, **asked: Any) -> dict[str, Any]:
     return json.loads((session.page.parent / "audit.json").read_text())
 
 
-@pytest.mark.parametrize("lasts", [0.0, math.inf])
-def test_a_pass_ends_after_a_batch_once_the_training_is_late(lasts: float) -> None:
+@pytest.mark.parametrize(
+    ("lasts", "batch", "seen_so"), [(0.0, 4, (5, 20, True)), (0.0, 12, (3, 28, True)), (math.inf, 4, (9, 36, False))]
+)
+def test_a_pass_is_a_small_batch_once_the_training_is_late(lasts: float, batch: int, seen_so: Any) -> None:
     late = [False]
-    net, loader = nn.Linear(3, 2), DataLoader(TensorDataset(torch.rand(12, 3)), batch_size=4)
+    net, loader = nn.Linear(3, 2), DataLoader(TensorDataset(torch.rand(12, 3)), batch_size=batch)
     with TrainingWatch(late=lambda: late[0]).looking() as seen:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for _ in range(3):
@@ -41,8 +45,8 @@ def test_a_pass_ends_after_a_batch_once_the_training_is_late(lasts: float) -> No
                 optimizer.step()
             late[0] = not lasts
         with torch.no_grad():
-            assert len([*loader]) == (3 if lasts else 1)
-    assert (seen.steps, seen.loaded, seen.hurried) == ((9, 36, False) if lasts else (5, 20, True))
+            assert sum(len(rows) for (rows,) in loader) == (12 if lasts else min(batch, 8))
+    assert (seen.steps, seen.loaded, seen.hurried) == seen_so
 
 
 def test_training_on_drawn_data_ends_in_time_and_the_page_says_so(
@@ -51,7 +55,7 @@ def test_training_on_drawn_data_ends_in_time_and_the_page_says_so(
     monkeypatch.setattr(audit, "LEAST_TRAINED", 0.0)
     inputs, classes, loader = LOADERS["torchvision"]
     record = audited(tmp_path, HEAD + NET.format(inputs=inputs, classes=classes) + loader + TAIL)
-    assert any("a pass over drawn data ended after a batch" in each for each in record["notes"])
+    assert any("a pass over drawn data had one batch of at most 8 examples" in each for each in record["notes"])
     assert record["facts"]["Optimizer"].endswith(", 1 step in a round")
     own = "loader = DataLoader(TensorDataset(torch.rand(24, 9), torch.arange(24) % 2), batch_size=8)\n"
     record = audited(tmp_path, HEAD + NET.format(inputs=9, classes=2) + own + TAIL)
@@ -63,7 +67,7 @@ def test_a_script_that_starts_no_flower_in_time_is_left(tmp_path: Path, monkeypa
     monkeypatch.setattr(audit, "LONGEST_STARTED", 1.0)
     trains = HEAD + NET.format(inputs=4, classes=2) + "while True:\n    sum(range(1000))\n" + TAIL
     why = audited(tmp_path, trains)["headline"]
-    assert "app did not start Flower within 1 s: a larger --seconds waits longer" in why
+    assert "main.py did not start Flower within 1 s: a larger --seconds waits longer" in why
 
 
 def test_flower_loads_no_tensorflow_for_an_app_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,3 +80,13 @@ def test_flower_loads_no_tensorflow_for_an_app_without(tmp_path: Path, monkeypat
     with around(read_app(tmp_path / "app"), tmp_path / "files", None):
         assert "flwr.simulation.run_simulation" in sys.modules
     assert "tensorflow" not in sys.modules
+
+
+def test_a_limit_within_a_limit_ends_no_limit() -> None:
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError, match="more than 1 seconds"), within_seconds(1.0):
+        with within_seconds(50.0):
+            sum(range(100))
+        with within_seconds(math.inf):
+            while time.monotonic() - begun < 20:
+                sum(range(100))

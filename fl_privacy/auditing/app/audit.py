@@ -44,6 +44,7 @@ from fl_privacy.auditing.app.stood_in import drawn_for
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.app_claims import claims_in_words
 from fl_privacy.auditing.instrument.keras_layers import backend_blamed
+from fl_privacy.auditing.instrument.watch import LATE_BATCH
 from fl_privacy.auditing.scenarios import Scenarios
 from fl_privacy.auditing.server_step import server_plan_of
 from fl_privacy.auditing.session import AuditSession, Show
@@ -62,7 +63,6 @@ from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.site.gate.framing import Said
 
 _UNSEEN = "its clients took no training step of PyTorch, Keras on PyTorch, scikit-learn or trees"
-_NONE_ASKED = "the app's server asked no client to train"
 USUAL_NODES, MOST_TRIED, LONGEST_PREPARED, _REFRESHED = 10, 3, 60.0, 15.0
 """Default number of clients, as in Flower's simulation, most scripts that are tried, and seconds for a script that
 makes data and between two pages while the app trains."""
@@ -310,12 +310,9 @@ class AppAudit(AuditSession):
             if asked.stand_in:
                 self._draw(app, files, stack)
             tables: dict[str, np.ndarray] = {}
-            longest = max(LONGEST_STARTED, asked.seconds)
-            late = UserError(
-                f"{self.name} did not start Flower within {longest:.0f} s: a larger --seconds waits longer."
-            )
-            limit = contextlib.nullcontext() if self.alone else within_seconds(longest, late)
-            with LoadedBy(tables).looking(), limit:  # some apps load their data on import
+            if app.scripts is not None:
+                app = replace(app, scripts=replace(app.scripts, longest=max(LONGEST_STARTED, asked.seconds)))
+            with LoadedBy(tables).looking():  # some apps load their data on import
                 started = app.load(stops_of, self.drawing)
             self.own_nodes = min(started.nodes or USUAL_NODES, MOST_NODES)
             nodes = whole("--nodes", asked.nodes or self.own_nodes, at_least=1, at_most=10_000, example=10)
@@ -347,15 +344,18 @@ class AppAudit(AuditSession):
             self.notes += [] if self.alone else claims_in_words(app.folder, started.client, taken, opacus, self.defense)
             self.server_plan = server_plan_of(taken.get("self"))
             self.trained = time.perf_counter() - self.started
-            self.write("The training is done; single examples are attacked now.")
-            if (cut := self.end()) is not None:
-                self.problems.append(f"Attacks ended before all were made: {cut.reason}")
-            self.understood = any(kept.matched.parameters for kept in grid.answers.values())
-            if asked.defense and not self.understood:
-                self.problems.append("The defense was not tried: no reply is known to hold trained parameters.")
-            self.last, self.silence = self.write(), self._silence()
-            self.line = terminal_line(self.last, self.page)
-            self.grid = None  # and with it the app's code
+            self._attack(grid)
+
+    def _attack(self, grid: TappedGrid) -> None:
+        self.write("The training is done; single examples are attacked now.")
+        if (cut := self.end()) is not None:
+            self.problems.append(f"Attacks ended before all were made: {cut.reason}")
+        self.understood = any(kept.matched.parameters for kept in grid.answers.values())
+        if self.asked.defense and not self.understood:
+            self.problems.append("The defense was not tried: no reply is known to hold trained parameters.")
+        self.last, self.silence = self.write(), grid.silence(self.ended, none_chosen=self.chose_none)
+        self.line = terminal_line(self.last, self.page)
+        self.grid = None  # and with it the app's code
 
     def note(self, there: Around, rounds: int) -> None:
         """Note the effects of the defense and of ``there`` (changed environment), and rounds beyond ``--rounds``."""
@@ -369,8 +369,8 @@ class AppAudit(AuditSession):
         metrics = ", ".join(sorted(Score.asked))
         assert self.grid is not None
         hurried = (
-            "Clients trained longer than there is time: a pass over drawn data ended after a batch from then on; a"
-            " larger --seconds trains longer."
+            "Clients trained longer than there is time: from then on, a pass over drawn data had one batch of at most"
+            f" {LATE_BATCH} examples; a larger --seconds trains longer."
         )
         said = {
             hurried: self.grid.hurried,
@@ -424,23 +424,6 @@ class AppAudit(AuditSession):
             if self.alone is not None and answer.scenario.name == LAST_ALONE:
                 return
 
-    def _silence(self) -> str:
-        assert self.grid is not None
-        grid, asked, first = self.grid, self.grid.inventory.messages, next(iter(self.grid.failures), "")
-        if first and not grid.replies and first not in grid.unsent:
-            return f"no client answered: {first}"
-        if grid.models or any(kind.startswith("train") for kind in grid.replies):
-            return ""
-        if self.chose_none:
-            return f"the app's server chose none of {self.asked.nodes} clients: --nodes names more"
-        if self.ended:
-            return f"the app's server ended before {'a client trained' if asked else 'it asked a client'}: {self.ended}"
-        if first:
-            said = f"no client {'trained' if grid.rounds else 'was asked to train'}"
-            return f"{_NONE_ASKED if first in grid.unsent else said}: {first}"
-        none = bool(asked and self.trained and not grid.rounds)
-        return f"{_NONE_ASKED}; --rounds 5 runs more rounds" if none else ""
-
     def on_drawn(self, why: str) -> str:
         drawn = [] if self.drawing is None else self.drawing.of_clients()
         return with_causes(why, drawn, self.versions) + self.unmade * bool(why)
@@ -453,7 +436,10 @@ class AppAudit(AuditSession):
     def record(self, going_on: str = "") -> AuditRecord:
         grid, asked = self.grid, self.asked
         assert grid is not None
-        problems, silence = [*self.problems, *dict.fromkeys(self.failed)], self.on_drawn(self._silence())
+        problems, silence = (
+            [*self.problems, *dict.fromkeys(self.failed)],
+            self.on_drawn(grid.silence(self.ended, none_chosen=self.chose_none)),
+        )
         trained = any(kind.startswith("train") for kind in grid.replies) and not any(vars(grid.fitted).values())
         errors = "".join(f", and errors came {n} times: {why}" for why, n in grid.failures.most_common(1))
         unseen = _UNSEEN + errors if trained and not grid.models else ""

@@ -2,11 +2,13 @@
 
 import ast
 import inspect
+import math
 import os
 import re
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -421,17 +423,17 @@ class GuessedSettings:
 @contextmanager
 def within_seconds(seconds: float, late: Exception | None = None) -> Iterator[None]:
     """Raise ``late`` (``TimeoutError``) in the block if it takes longer, again each second; only in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or seconds == math.inf:
         yield
         return
 
     def end(number: int, frame: Any) -> None:
         raise late or TimeoutError(f"it took more than {seconds:.0f} seconds")
 
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    before, begun = signal.signal(signal.SIGALRM, end), time.monotonic()
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:  # the limit around it goes on
+        signal.setitimer(signal.ITIMER_REAL, left and max(left - time.monotonic() + begun, 0.1), 1.0)
         signal.signal(signal.SIGALRM, before)

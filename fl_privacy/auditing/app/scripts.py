@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,6 +74,7 @@ class Scripts:
         server_arguments, client_arguments: their command lines; ``{partition}`` is a client's number, ``{nodes}`` the
             number of clients.
         notes: sentences on what was chosen among several.
+        longest: seconds that a script takes at most to start Flower.
     """
 
     server: Path
@@ -80,6 +82,7 @@ class Scripts:
     server_arguments: tuple[str, ...] = ()
     client_arguments: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    longest: float = math.inf
 
     def works_in(self, folder: Path) -> Path:
         here = self.server.parent

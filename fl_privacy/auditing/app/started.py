@@ -6,6 +6,7 @@ import builtins
 import importlib
 import inspect
 import logging
+import math
 import os
 import re
 import signal
@@ -28,6 +29,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fl_privacy.auditing.app.lent import caller, code_of, is_installed
+from fl_privacy.auditing.app.network_found import within_seconds
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, SourceFile, cells_of, holders, named, usual_for
 from fl_privacy.auditing.app.stated import OptionsStated, filled
 from fl_privacy.auditing.instrument.watch import replaced, state_kept
@@ -84,7 +86,7 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
     A client's script runs when that client is first asked, with its own copies of modules. ``UserError`` if a script
     raises an error, or ends without a start.
     """
-    runner, calls = ScriptRunner(folder), _Calls(list, servers=[{"strategy": _usual_strategy(folder)}])
+    runner, calls = ScriptRunner(folder, scripts.longest), _Calls(list, servers=[{"strategy": _usual_strategy(folder)}])
     if scripts.server not in scripts.clients:
         calls = runner.run(scripts.server, scripts.server_arguments, nodes=len(scripts.clients) or USUAL_CLIENTS)
     if not calls["simulations"]:
@@ -235,7 +237,8 @@ def _main_module(path: Path) -> tuple[ModuleType, list[str]]:
 class ScriptRunner:
     """Runs scripts of a project, each as ``__main__`` and with its own copies of the project's modules."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, longest: float = math.inf) -> None:
+        self._longest = longest
         self.folder, self.failed, self._unset, self._options = folder, list[str](), list[str](), list[str]()
         self._stated, self._words = OptionsStated(folder, folder), ""
         self._taken, self._untaken = dict[str, str](), dict[str, str]()
@@ -343,7 +346,8 @@ class ScriptRunner:
             stack.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
             sys.argv, sys.modules["__main__"] = [str(path), *words], module
             try:
-                with blamed_on(name):
+                late = f"{name} did not start Flower within {self._longest:.0f} s: a larger --seconds waits longer."
+                with blamed_on(name), within_seconds(self._longest, UserError(late)):
                     self._execute(path, module.__dict__, calls)
             except _AtStart:
                 pass

@@ -42,6 +42,8 @@ from fl_privacy.measure.aggregate_leakage import ClassTrace, class_trace
 from fl_privacy.report.audit_parts import CountedLeak
 from fl_privacy.rng import Streams, streams_now
 
+_NONE_ASKED = "the app's server asked no client to train"
+
 LOOKS, WAITED = 3, 1.5
 """Polls for nodes, and seconds since the first, after which a server counts as waiting for more nodes."""
 
@@ -112,6 +114,22 @@ class TappedGrid(LocalGrid):
         """Return the number of rounds that training messages name or, if none, of training messages to one node."""
         own = ((kind, n) for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train")
         return max((len(self._named[kind]) or n for kind, n in own), default=0)
+
+    def silence(self, ended: str, *, none_chosen: bool) -> str:
+        """Return why no client trained, or ""; ``ended``: error by which the server ended, if any."""
+        asked, first = self.inventory.messages, next(iter(self.failures), "")
+        if first and not self.replies and first not in self.unsent:
+            return f"no client answered: {first}"
+        if self.models or any(kind.startswith("train") for kind in self.replies):
+            return ""
+        if none_chosen:
+            return f"the app's server chose none of {len(self.contexts)} clients: --nodes names more"
+        if ended:
+            return f"the app's server ended before {'a client trained' if asked else 'it asked a client'}: {ended}"
+        if first:
+            said = f"no client {'trained' if self.rounds else 'was asked to train'}"
+            return f"{_NONE_ASKED if first in self.unsent else said}: {first}"
+        return f"{_NONE_ASKED}; --rounds 5 runs more rounds" if asked and not self.rounds else ""
 
     def findings(self) -> list[CountedLeak]:
         order = {"data": 0, "facts": 1, "look": 2}

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -21,11 +21,12 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from fl_privacy.auditing.instrument.keras_layers import as_optimizer, keras_on_torch, owner_of
-from fl_privacy.auditing.instrument.program import Program, Recorder, tensors_in
-from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.auditing.instrument.program import Program, Recorder, cut_out, size_of, tensors_in
 
 MOST_EXAMPLES, MOST_BYTES, MOST_LABELS = 4096, 1 << 26, 1 << 20
 """Largest numbers kept of a client: examples, bytes of tensors, and examples with labels."""
+
+LATE_BATCH = 8  # largest number of examples in a batch, once a training is late
 
 MOST_EVALUATED = 16  # largest number of batches loaded without gradients that are kept
 
@@ -116,7 +117,7 @@ class TrainingWatch:
     """Records what happens in a training inside a ``with`` block of ``looking``.
 
     ``program``: ``True`` also records the computation of the first loss. ``only``: limit of the training's examples.
-    ``late``: whether the training has lasted too long; each pass over the data then ends after its first batch.
+    ``late``: whether the training has lasted too long; each pass over the data then has one small batch.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class TrainingWatch:
             if len(value) != size or stop - start == size or id(value) in self._derived:
                 return value
             if id(value) not in self._cuts:
-                self._cuts[id(value)] = (value, self._alike(_cut(value, start, stop, size), enters))
+                self._cuts[id(value)] = (value, self._alike(cut_out(value, start, stop, size), enters))
             return self._cuts[id(value)][1]
 
         with self._within():
@@ -331,7 +332,7 @@ class TrainingWatch:
             if tensors and small and len(self.seen.evaluated) < MOST_EVALUATED:
                 self.seen.evaluated.append([_kept(t) for t in tensors])
             return 0
-        number = _size(batch)
+        number = size_of(batch)
         if number and self.seen.loaded < MOST_EXAMPLES and self._room(tensors):
             self.seen.batches.append([_kept(t) for t in tensors])
         whole = [t for t in tensors if t.dim() == 1 and len(t) == number and not t.is_floating_point()]
@@ -346,12 +347,12 @@ class TrainingWatch:
             return
         skipped = 0
         for batch in iterate(loader):
-            size = _size(batch)
+            size = size_of(batch)
             if only.number is not None and size and only.first >= skipped + size:
                 skipped += size
                 continue
             start = only.first - skipped
-            part = batch if only.number is None else _cut(batch, start, start + only.number, size)
+            part = batch if only.number is None else cut_out(batch, start, start + only.number, size)
             if torch.is_grad_enabled():
                 self._given = self.seen.cut = True
             self._note(part)
@@ -434,36 +435,12 @@ class _Counting:
         if self._begun and self._late():
             raise StopIteration
         batch, self._begun = next(self._given), True
+        batch = cut_out(batch, 0, LATE_BATCH, size_of(batch)) if self._late() else batch
         self._note(batch)
         return batch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._given, name)
-
-
-def _size(batch: Any) -> int:
-    if hasattr(batch, "to_data_list"):  # graphs of PyTorch Geometric
-        return int(batch.num_graphs)
-    return next((len(t) for t in tensors_in(batch) if t.dim()), 0)
-
-
-def _cut(batch: Any, start: int, stop: int, size: int) -> Any:
-    if isinstance(batch, Tensor):
-        plain = batch.as_subclass(Tensor)  # other subclasses may not allow slices
-        return plain[start:stop] if plain.dim() and len(plain) == size else batch
-    if isinstance(batch, Mapping):
-        parts = {key: _cut(value, start, stop, size) for key, value in batch.items()}
-        made = parts if type(batch) is dict else attempt(lambda: type(batch)(parts))  # type: ignore[call-arg]
-        return parts if isinstance(made, Failure) else made
-    if isinstance(batch, tuple):
-        each = [_cut(value, start, stop, size) for value in batch]
-        return type(batch)(*each) if hasattr(batch, "_fields") else tuple(each)
-    if isinstance(batch, list):
-        if len(batch) == size and size > 1 and not any(isinstance(each, Tensor | Mapping) for each in batch):
-            return batch[start:stop]
-        return [_cut(value, start, stop, size) for value in batch]
-    graphs = hasattr(batch, "to_data_list")
-    return type(batch).from_data_list(batch.to_data_list()[start:stop]) if graphs else batch
 
 
 def _kept(tensor: Tensor) -> Tensor:
