@@ -54,8 +54,6 @@ one."""
 LEAST_SECONDS, LEAST_EVALUATIONS = 3.0, 25
 """Smallest attack time for an upload, in seconds of a standard processor, and smallest number of evaluations."""
 
-UPLOADS_PART = 2  # the part 1/2 of the time is for uploads of one example; other scenarios share it evenly
-
 MEMBER_SECONDS, LEAST_ASKED = 30.0, 20.0
 """Seconds for the losses of single examples, and smallest number for asking clients for uploads of single examples."""
 
@@ -254,10 +252,12 @@ class Scenarios:
         answer = attempt(attacked)
         if isinstance(answer, Failure):
             return _not_attacked(name, reason_of(answer))
-        size = max(1, *(again.watched.loaded for _, again in found))
+        steps = max(1, *(again.watched.steps for _, again in found))
+        size = max(1, *(again.watched.loaded // steps for _, again in found))
         of = "one example" if size == 1 else f"{size} examples, as its code (such as batch norm) takes no fewer,"
         clients = len({client.number for client, _ in found})
-        said = f"{many()} of {clients} client{'s' * (clients != 1)}, each of {of} in one step"
+        within_steps = "in one step" if steps == 1 else f"in {steps} steps"
+        said = f"{many()} of {clients} client{'s' * (clients != 1)}, each of {of} {within_steps}"
         scenario = scenario_of(name, uploads=said, examples=size)
         cut = [f"Time is for {len(found)} of {len(asked)}; a larger --seconds has more attacked."] * (found != asked)
         return replace(answer, scenario=scenario, seconds=time.perf_counter() - started, notes=(*answer.notes, *cut))
@@ -268,7 +268,8 @@ class Scenarios:
         """Return as many of the replies as the fewest evaluations of each leave time for, but at least the first."""
         client, again = found[0]
         observed = read_problem(again.watched, client.inputs()).observed_reply(0, again, uploaded=uploaded)
-        limit = max(LEAST_SECONDS * len(found), self.seconds / (UPLOADS_PART if uploaded else len(SCENARIOS)))
+        part = 2 if uploaded else len(SCENARIOS)  # half of the time is for uploads
+        limit = max(LEAST_SECONDS * len(found), self.seconds / part)
         return found[: max(1, int(limit / LEAST_EVALUATIONS / seconds_of_evaluation(observed)))]
 
     def _words(self, found: Sequence[tuple[AskedClient, WatchedReply]], *, uploaded: bool) -> Answer | None:
@@ -431,13 +432,13 @@ class Scenarios:
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
-    """Return a client's reply to training on example ``number``, or copies, or a few examples; else the first error."""
+    """Return a client's reply to training on example ``number`` or on a few, else in each epoch; or the first error."""
     single = OnlyExamples(first=number, evaluation=evaluation)
     first = again = ask(single)
-    fewest = (replace(single, first=few * number, number=few) for few in FEW)
-    for only in (replace(single, repeats=True), *fewest):
-        if isinstance(again, Failure):
-            again = ask(only)
+    for few in (1, *FEW):
+        for repeats in (False, True)[few == 1 :]:
+            if isinstance(again, Failure):
+                again = ask(replace(single, first=few * number, number=few, repeats=repeats))
     return first if isinstance(again, Failure) else again
 
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from fl_privacy.auditing.scenarios import LEAST_EVALUATIONS, Scenarios, seconds_of_evaluation
+from fl_privacy.auditing.instrument.watch import OnlyExamples
+from fl_privacy.auditing.scenarios import LEAST_EVALUATIONS, Scenarios, _on_one, seconds_of_evaluation
+from fl_privacy.federation.replies import Failure
 
 
 def observed(width: int, optimizer: str = "sgd") -> Any:
@@ -49,3 +51,11 @@ def test_fewer_uploads_are_attacked_if_each_takes_long(monkeypatch: pytest.Monke
 
 def test_steps_of_adam_take_longer() -> None:
     assert seconds_of_evaluation(observed(99, "adam")) > seconds_of_evaluation(observed(99))
+
+
+def test_few_examples_are_repeated_in_each_epoch_if_batch_norm_takes_no_single_one() -> None:
+    def ask(only: OnlyExamples | None) -> Any:
+        assert only is not None and only.number is not None
+        return "a reply" if only.number > 2 and only.repeats else Failure("more than 1 value per channel is expected")
+
+    assert _on_one(ask, 2) == "a reply"
