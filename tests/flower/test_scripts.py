@@ -98,6 +98,8 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
         ('parser.add_argument("--server-ip", required=True)', ("--server-ip", "127.0.0.1:8080")),
         ('parser.add_argument("--id", action="store_true")', ()),
         ("print(sys.argv[1])", ("{partition}",)),
+        ("if sys.argv[1] == 'server': pass\nelif sys.argv[1] == 'client': pass", ("client",)),
+        ('parser.add_argument("--mode", default="server", choices=["server", "client"])', ("--mode", "client")),
         ("if len(sys.argv) < 3: sys.exit('usage')", ("{partition}", "1")),
         ('parser.add_argument("--region", required=True)', ("--region", "{partition}")),
         ('parser.add_argument("--region", required=True, help="where it is, e.g. north")', ("--region", "north")),

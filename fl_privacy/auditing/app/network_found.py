@@ -24,13 +24,12 @@ import yaml
 from torch import nn
 
 from fl_privacy.auditing.app.bundle import App
-from fl_privacy.auditing.app.defaults import UNKNOWN, Defaults
+from fl_privacy.auditing.app.defaults import UNKNOWN, Defaults, derived
 from fl_privacy.auditing.app.scripts import (
     CLIENTS,
     STARTS,
     SourceFile,
     called,
-    derived,
     dotted,
     guards_main,
     named,

@@ -369,7 +369,9 @@ def _guessed(
             usual = str(first) if (text := usual_for(name)) and first is not None and "choices" in taken else text
             usual = next(iter(allowed([usual], name, kind, choices)), None)
             value: str | None = None
-            if flag in own and _NUM.search(flag) and not all(map(_NUM.search, filter(None, own))):  # next to its own
+            if role := _role(choices, of_client=of_client):
+                value = role
+            elif flag in own and _NUM.search(flag) and not all(map(_NUM.search, filter(None, own))):  # next to its own
                 value = "{nodes}"
             elif flag in own:
                 one = f"{{partition+{first}}}" if first else "{partition}"
@@ -412,15 +414,25 @@ def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
             if isinstance(each, ast.Subscript) and (dotted(each.value).endswith("argv") or dotted(each.value) in lists):
                 place = constant(each.slice)
                 names.setdefault(place if isinstance(place, int) else 0, name)
-    tests = (each for each in ast.walk(tree) if isinstance(each, ast.Compare) and "argv" in ast.unparse(each.left))
+    compared = [each for each in ast.walk(tree) if isinstance(each, ast.Compare)]
+    tests = [each for each in compared if "argv" in ast.unparse(each.left)]
+    roles = _role([constant(each.comparators[0]) for each in compared], of_client=of_client)
     needed = [constant(each.comparators[0]) for each in tests if isinstance(each.ops[0], ast.NotEq | ast.Lt)]
     many = max((each - 1 for each in needed if isinstance(each, int)), default=0)  # or the script ends
     guarded = any("argv" in ast.unparse(each.test) for each in ast.walk(tree) if isinstance(each, ast.If | ast.IfExp))
-    if not of_client and guarded and not many and not any(map(usual_for, names.values())):
+    if not of_client and not roles and guarded and not many and not any(map(usual_for, names.values())):
         return
     for place in range(1, max([*names, many]) + 1):
         value = usual_for(names.get(place, ""), of_client=of_client)
+        value = roles if place == 1 and value is None else value
         yield value or ("{partition}" if of_client and place == 1 else "1")
+
+
+def _role(words: Iterable[object], *, of_client: bool) -> str | None:
+    """Return which of the ``words`` lets a script start a client, or a server; ``None`` if not both are among them."""
+    plain = [each for each in words if isinstance(each, str) and len(each) < 20]
+    client, server = ([each for each in plain if kind in each.lower()] for kind in ("client", "server"))
+    return (client if of_client else server)[0] if client and server else None
 
 
 def _options(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
@@ -452,16 +464,6 @@ def _first_of_range(node: ast.AST | None) -> int | None:
         return None
     first = constant(node.args[0]) if len(node.args) > 1 else 0
     return first if isinstance(first, int) else None
-
-
-def derived(files: Iterable[SourceFile], known: Collection[str]) -> dict[str, set[str]]:
-    """Map each class that derives from ``known`` ones, directly or not, to the names of its bases."""
-    classes = [node for file in files for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef)]
-    bases = {node.name: {dotted(each).rpartition(".")[2] for each in node.bases} for node in classes}
-    found = dict[str, set[str]]()
-    while new := {name: of for name, of in bases.items() if name not in found and of & {*known, *found}}:
-        found |= new
-    return found
 
 
 def dotted(node: ast.AST) -> str:
