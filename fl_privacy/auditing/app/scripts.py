@@ -280,20 +280,6 @@ def _imports(file: SourceFile, folder: Path, files: Mapping[Path, SourceFile]) -
                         yield path
 
 
-def holders(folder: Path, module: str, near: Path) -> list[str]:
-    """List the folders of a project that hold ``module``, the one nearest to the folder ``near`` first."""
-    top = module.partition(".")[0]
-    if not top.isidentifier():
-        return []
-    found = (path.parent for path in chain(folder.rglob(f"{top}.py"), folder.rglob(f"{top}/")))
-    own = {path for path in islice(found, MOST_FILES) if not LEFT_OUT & set(path.relative_to(folder).parts)}
-
-    def away(path: Path) -> tuple[int, str]:
-        return -sum(path.is_relative_to(each) for each in (near, *near.parents)), str(path)
-
-    return [str(path) for path in sorted(own, key=away)]
-
-
 def reached(paths: Sequence[Path], files: Mapping[Path, SourceFile]) -> list[SourceFile]:
     """Return the files at ``paths`` and all that they import, directly or not."""
     seen, left = set(paths), [path for path in paths if path in files]
@@ -351,6 +337,7 @@ def _guessed(
 
     ``trees``: code of the scripts. ``of_client``: ``True`` if they start clients.
     """
+    named = {dotted(to): node.value for each in trees for node, to in _assigned(each)}
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
@@ -359,7 +346,10 @@ def _guessed(
             name, taken = flag.lstrip("-").lower(), {each.arg: each.value for each in asked[flag].keywords}
             among = taken.get("choices", taken.get("type"))
             among = among.args[0] if isinstance(among, ast.Call) and called(among) == "Choice" and among.args else among
-            given = sorted(each, key=str) if isinstance(each := constant(among), set) else each
+            while isinstance(among, ast.Call) and called(among) in {"list", "sorted", "tuple", "keys"}:
+                among = among.func.value if isinstance(among.func, ast.Attribute) else next(iter(among.args), None)
+            among = named.get(dotted(among), among) if among is not None else None
+            given = sorted(each, key=str) if isinstance(each := constant(among), set | dict) else each
             choices = given if isinstance(given, list | tuple) else ()
             kind = dotted(taken.get("type", tree))
             empty = constant(taken.get("default")) == 0 and bool(_ENDS.match(name))
@@ -405,10 +395,9 @@ def usual_for(name: str, *, of_client: bool = False) -> str | None:
 
 def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
     """Yield values of ``sys.argv[1]`` and so on, guessed from names of variables to which the script assigns them."""
-    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
-    lists = {dotted(each) for node in assigned if dotted(node.value).endswith("argv") for each in node.targets}
+    lists = {dotted(to) for node, to in _assigned(tree) if dotted(node.value).endswith("argv")}
     names: dict[int, str] = {}
-    for node in [*assigned, tree]:
+    for node in [*(node for node, _ in _assigned(tree)), tree]:
         name = dotted(node.targets[0]).rpartition(".")[2].lower() if isinstance(node, ast.Assign) else ""
         for each in ast.walk(node):
             if isinstance(each, ast.Subscript) and (dotted(each.value).endswith("argv") or dotted(each.value) in lists):
@@ -426,6 +415,11 @@ def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
         value = usual_for(names.get(place, ""), of_client=of_client)
         value = roles if place == 1 and value is None else value
         yield value or ("{partition}" if of_client and place == 1 else "1")
+
+
+def _assigned(tree: ast.Module) -> Iterator[tuple[ast.Assign, ast.expr]]:
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Assign))
+    return ((node, to) for node in nodes for to in node.targets)
 
 
 def _role(words: Iterable[object], *, of_client: bool) -> str | None:

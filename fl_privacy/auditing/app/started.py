@@ -30,8 +30,8 @@ from flwr.serverapp import ServerApp
 
 from fl_privacy.auditing.app.lent import caller, code_of, is_installed
 from fl_privacy.auditing.app.network_found import within_seconds
-from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, SourceFile, cells_of, holders, named, usual_for
-from fl_privacy.auditing.app.stated import OptionsStated, filled
+from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, SourceFile, cells_of, named, usual_for
+from fl_privacy.auditing.app.stated import OptionsStated, filled, holders
 from fl_privacy.auditing.instrument.watch import replaced, state_kept
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
@@ -249,6 +249,15 @@ class ScriptRunner:
 
         ``partition``, ``nodes``: number of the client that it starts, and number of clients.
         """
+        calls = self._tried(path, arguments, partition, nodes)
+        flags = [] if any(calls.values()) else OptionsStated(self.folder, path).flags
+        if not flags:
+            return calls
+        words = " ".join(flags)
+        self.failed.append(f"{named(path, self.folder)} starts nothing by itself: it ran with {words}, as a page says")
+        return self._tried(path, [*arguments, *flags], partition, nodes)
+
+    def _tried(self, path: Path, arguments: Sequence[str], partition: int, nodes: int) -> _Calls:
         try:
             return self._run_from_places(path, arguments, partition, nodes)
         except (UserError, OSError):
@@ -261,7 +270,7 @@ class ScriptRunner:
         """Run a script that makes data, for each client if ``arguments`` name one; ``UserError`` if it fails."""
         for partition in range(nodes if "{partition" in " ".join(arguments) else 1):
             try:
-                self.run(path, arguments, partition=partition, nodes=nodes)
+                self._tried(path, arguments, partition, nodes)
             except UserError as error:
                 if not isinstance(end := error.__cause__, SystemExit) or end.code:
                     raise
