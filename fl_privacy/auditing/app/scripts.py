@@ -337,7 +337,7 @@ def _guessed(
 
     ``trees``: code of the scripts. ``of_client``: ``True`` if they start clients.
     """
-    named = {dotted(to): node.value for each in trees for node, to in _assigned(each)}
+    named = {to.id: node.value for each in trees for node, to in _assigned(each) if isinstance(to, ast.Name)}
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
