@@ -268,7 +268,7 @@ class Scenarios:
         """Return as many of the replies as the fewest evaluations of each leave time for, but at least the first."""
         client, again = found[0]
         observed = read_problem(again.watched, client.inputs()).observed_reply(0, again, uploaded=uploaded)
-        part = 2 if uploaded else len(SCENARIOS)  # half of the time is for uploads
+        part = 3 if uploaded else len(SCENARIOS)  # most time is for uploads
         limit = max(LEAST_SECONDS * len(found), self.seconds / part)
         return found[: max(1, int(limit / LEAST_EVALUATIONS / seconds_of_evaluation(observed)))]
 

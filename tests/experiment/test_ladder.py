@@ -46,7 +46,7 @@ def test_fewer_uploads_are_attacked_if_each_takes_long(monkeypatch: pytest.Monke
         for seconds, uploaded in ((0.0, True), (300.0, True), (300.0, False)):
             ladder = Scenarios(clients=(), attack="usual", seconds=seconds)  # type: ignore[arg-type]
             counts.append(len(ladder._in_time(found, uploaded=uploaded)))
-    assert counts == [8, 8, 8, 1, 6, 1, 1, 1, 1]
+    assert counts == [8, 8, 8, 1, 4, 1, 1, 1, 1]
 
 
 def test_steps_of_adam_take_longer() -> None:

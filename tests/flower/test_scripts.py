@@ -680,7 +680,7 @@ def test_a_script_that_starts_nothing_by_itself_runs_with_the_flags_that_a_page_
     (tmp_path / "README.md").write_text("Run `main.py`:\n\n    python main.py --clients 5 --all  # slow\n")
     runner = ScriptRunner(tmp_path)
     assert runner.run(tmp_path / "main.py", ())["simulations"] == [{"num_clients": 3}]
-    assert runner.failed == ["main.py starts nothing by itself: it ran with --all, as a page says"]
+    assert runner.failed == ["main.py starts nothing alone: it ran with --all, as pages say"]
 
 
 def test_a_script_that_fails_names_its_arguments_and_options_that_it_was_not_given(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@
 import json
 import math
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+import flwr.simulation
 import pytest
 import torch
 from torch import nn
@@ -16,7 +16,6 @@ from fl_privacy.auditing.app import audit
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.environment import around
-from fl_privacy.auditing.app.network_found import within_seconds
 from fl_privacy.auditing.instrument.watch import TrainingWatch
 from tests.flower.test_stand_in import HEAD, LOADERS, NET, TAIL
 from tests.flower.untouched_apps import attacked_only, written_once
@@ -67,7 +66,7 @@ def test_a_script_that_starts_no_flower_in_time_is_left(tmp_path: Path, monkeypa
     monkeypatch.setattr(audit, "LONGEST_STARTED", 1.0)
     trains = HEAD + NET.format(inputs=4, classes=2) + "while True:\n    sum(range(1000))\n" + TAIL
     why = audited(tmp_path, trains)["headline"]
-    assert "main.py did not start Flower within 1 s: a larger --seconds waits longer" in why
+    assert "main.py did not start Flower within 1 s: a larger --seconds waits" in why
 
 
 def test_flower_loads_no_tensorflow_for_an_app_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,18 +74,9 @@ def test_flower_loads_no_tensorflow_for_an_app_without(tmp_path: Path, monkeypat
     (tmp_path / "app" / "main.py").write_text("import flwr as fl\nfl.simulation.start_simulation()\n")
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('loaded')")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(flwr, "simulation", flwr.simulation)  # put back, like the modules
     for name in [each for each in sys.modules if each.startswith("flwr.simulation")]:
         monkeypatch.delitem(sys.modules, name)
     with around(read_app(tmp_path / "app"), tmp_path / "files", None):
         assert "flwr.simulation.run_simulation" in sys.modules
     assert "tensorflow" not in sys.modules
-
-
-def test_a_limit_within_a_limit_ends_no_limit() -> None:
-    begun = time.monotonic()
-    with pytest.raises(TimeoutError, match="more than 1 seconds"), within_seconds(1.0):
-        with within_seconds(50.0):
-            sum(range(100))
-        with within_seconds(math.inf):
-            while time.monotonic() - begun < 20:
-                sum(range(100))

@@ -353,7 +353,7 @@ class AppAudit(AuditSession):
         self.understood = any(kept.matched.parameters for kept in grid.answers.values())
         if self.asked.defense and not self.understood:
             self.problems.append("The defense was not tried: no reply is known to hold trained parameters.")
-        self.last, self.silence = self.write(), grid.silence(self.ended, none_chosen=self.chose_none)
+        self.last, self.silence = self.write(), grid.silence(self.ended)
         self.line = terminal_line(self.last, self.page)
         self.grid = None  # and with it the app's code
 
@@ -438,7 +438,7 @@ class AppAudit(AuditSession):
         assert grid is not None
         problems, silence = (
             [*self.problems, *dict.fromkeys(self.failed)],
-            self.on_drawn(grid.silence(self.ended, none_chosen=self.chose_none)),
+            self.on_drawn(grid.silence(self.ended)),
         )
         trained = any(kind.startswith("train") for kind in grid.replies) and not any(vars(grid.fitted).values())
         errors = "".join(f", and errors came {n} times: {why}" for why, n in grid.failures.most_common(1))

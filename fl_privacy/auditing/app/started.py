@@ -41,9 +41,7 @@ USUAL_CLIENTS = 2  # number of clients of a server that names none, as in Flower
 
 _OFFERED = re.compile(r"[\[(]([^\])]+)[\])]")  # choices or a default in a question, as in ``yes or no [y/n]``
 
-_MOST_WORDS = 200
-
-WAITED = 5.0  # seconds to wait for a script's threads, one of which may start the server or a client
+_MOST_WORDS, WAITED = 200, 5.0  # letters of what is printed, and seconds to wait for threads, which may start Flower
 
 _PLACES = (
     *("flwr.server", "flwr.server.app", "flwr.compat.server.app"),
@@ -238,9 +236,9 @@ class ScriptRunner:
     """Runs scripts of a project, each as ``__main__`` and with its own copies of the project's modules."""
 
     def __init__(self, folder: Path, longest: float = math.inf) -> None:
-        self._longest = longest
-        self.folder, self.failed, self._unset, self._options = folder, list[str](), list[str](), list[str]()
-        self._stated, self._words = OptionsStated(folder, folder), ""
+        self.folder, self._longest, self._words = folder, longest, ""
+        self.failed, self._unset, self._options = list[str](), list[str](), list[str]()
+        self._stated = OptionsStated(folder, folder)
         self._taken, self._untaken = dict[str, str](), dict[str, str]()
         self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
@@ -253,8 +251,7 @@ class ScriptRunner:
         flags = [] if any(calls.values()) else OptionsStated(self.folder, path).flags
         if not flags:
             return calls
-        words = " ".join(flags)
-        self.failed.append(f"{named(path, self.folder)} starts nothing by itself: it ran with {words}, as a page says")
+        self.failed.append(f"{path.name} starts nothing alone: it ran with {' '.join(flags)}, as pages say")
         return self._tried(path, [*arguments, *flags], partition, nodes)
 
     def _tried(self, path: Path, arguments: Sequence[str], partition: int, nodes: int) -> _Calls:
@@ -355,8 +352,7 @@ class ScriptRunner:
             stack.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
             sys.argv, sys.modules["__main__"] = [str(path), *words], module
             try:
-                late = f"{name} did not start Flower within {self._longest:.0f} s: a larger --seconds waits longer."
-                with blamed_on(name), within_seconds(self._longest, UserError(late)):
+                with blamed_on(name):
                     self._execute(path, module.__dict__, calls)
             except _AtStart:
                 pass
@@ -426,18 +422,22 @@ class ScriptRunner:
     def _execute(self, path: Path, names: dict[str, Any], calls: _Calls) -> None:
         """Run a script or a notebook's cells, with global ``names``; an error in a cell is raised after the last."""
         failed, said = list[Exception](), list[str]()
-        for cell in cells_of(path):
-            try:
-                exec(compile(cell, str(path), "exec"), names)
-            except _AtStart:
-                self.failed += said
-                raise
-            except (ImportError, OSError):  # the script runs again from elsewhere
-                raise
-            except Exception as error:  # noqa: BLE001  (third-party code can raise anything)
-                begins = cell.strip().partition("\n")[0][:60]
-                said.append(f"The cell {begins!r} of {named(path, self.folder)} failed: {in_one_line(error)}")
-                failed.append(error)
+        late = (
+            f"{named(path, self.folder)} did not start Flower within {self._longest:.0f} s: a larger --seconds waits."
+        )
+        with within_seconds(self._longest, UserError(late)):
+            for cell in cells_of(path):
+                try:
+                    exec(compile(cell, str(path), "exec"), names)
+                except _AtStart:
+                    self.failed += said
+                    raise
+                except (ImportError, OSError):  # the script runs again from elsewhere
+                    raise
+                except Exception as error:  # noqa: BLE001  (third-party code can raise anything)
+                    begins = cell.strip().partition("\n")[0][:60]
+                    said.append(f"The cell {begins!r} of {named(path, self.folder)} failed: {in_one_line(error)}")
+                    failed.append(error)
         if failed:
             raise failed[0]
         if not any(calls.values()) and (entry := SourceFile(path, _tree_of(path)).entry):

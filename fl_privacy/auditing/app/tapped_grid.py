@@ -115,14 +115,14 @@ class TappedGrid(LocalGrid):
         own = ((kind, n) for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train")
         return max((len(self._named[kind]) or n for kind, n in own), default=0)
 
-    def silence(self, ended: str, *, none_chosen: bool) -> str:
+    def silence(self, ended: str) -> str:
         """Return why no client trained, or ""; ``ended``: error by which the server ended, if any."""
         asked, first = self.inventory.messages, next(iter(self.failures), "")
         if first and not self.replies and first not in self.unsent:
             return f"no client answered: {first}"
         if self.models or any(kind.startswith("train") for kind in self.replies):
             return ""
-        if none_chosen:
+        if self.chose_none and not asked:
             return f"the app's server chose none of {len(self.contexts)} clients: --nodes names more"
         if ended:
             return f"the app's server ended before {'a client trained' if asked else 'it asked a client'}: {ended}"
