@@ -370,8 +370,8 @@ class AppAudit(AuditSession):
         assert self.grid is not None
         hurried = (
             "Clients trained longer than there is time: from then on, a pass over drawn data had one batch of at most"
-            f" {LATE_BATCH} examples; a larger --seconds trains longer."
         )
+        hurried += f" {LATE_BATCH} examples; a larger --seconds trains longer."
         said = {
             hurried: self.grid.hurried,
             f"Accuracy, precision, recall and F1 (macro averages) stand for the hub's {metrics}.": metrics,
@@ -436,10 +436,7 @@ class AppAudit(AuditSession):
     def record(self, going_on: str = "") -> AuditRecord:
         grid, asked = self.grid, self.asked
         assert grid is not None
-        problems, silence = (
-            [*self.problems, *dict.fromkeys(self.failed)],
-            self.on_drawn(grid.silence(self.ended)),
-        )
+        problems, silence = [*self.problems, *dict.fromkeys(self.failed)], self.on_drawn(grid.silence(self.ended))
         trained = any(kind.startswith("train") for kind in grid.replies) and not any(vars(grid.fitted).values())
         errors = "".join(f", and errors came {n} times: {why}" for why, n in grid.failures.most_common(1))
         unseen = _UNSEEN + errors if trained and not grid.models else ""

@@ -129,7 +129,8 @@ class TappedGrid(LocalGrid):
         if first:
             said = f"no client {'trained' if self.rounds else 'was asked to train'}"
             return f"{_NONE_ASKED if first in self.unsent else said}: {first}"
-        return f"{_NONE_ASKED}; --rounds 5 runs more rounds" if asked and not self.rounds else ""
+        none = asked and not self.rounds and self.on_answer is None  # and the server has ended
+        return f"{_NONE_ASKED}; --rounds 5 runs more rounds" if none else ""
 
     def findings(self) -> list[CountedLeak]:
         order = {"data": 0, "facts": 1, "look": 2}
