@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from fl_privacy.auditing.instrument.watch import OnlyExamples
-from fl_privacy.auditing.scenarios import LEAST_EVALUATIONS, Scenarios, _on_one, seconds_of_evaluation
+from fl_privacy.auditing.scenario_scores import seconds_of_evaluation
+from fl_privacy.auditing.scenarios import LEAST_EVALUATIONS, Scenarios, _on_one
 from fl_privacy.federation.replies import Failure
+from fl_privacy.measure.answer import Answer, Scenario
 
 
 def observed(width: int, optimizer: str = "sgd") -> Any:
@@ -59,3 +61,20 @@ def test_few_examples_are_repeated_in_each_epoch_if_batch_norm_takes_no_single_o
         return "a reply" if only.number > 2 and only.repeats else Failure("more than 1 value per channel is expected")
 
     assert _on_one(ask, 2) == "a reply"
+
+
+def test_two_examples_are_attacked_if_the_attack_s_batch_norm_takes_no_single_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def singles(ladder: Scenarios, *, later: bool, fewest: int = 1, evaluation: bool = False) -> Any:
+        return [(None, SimpleNamespace(watched=SimpleNamespace(program=None), number=fewest))], ""
+
+    def singly(ladder: Scenarios, name: str, found: Any, reason: str) -> Answer:
+        refused = "it failed (ValueError: Expected more than 1 value per channel when training)"
+        return Answer(scenario=Scenario(name=name), reason=refused if found[0][1].number == 1 else "attacked")
+
+    monkeypatch.setattr(Scenarios, "_singles", singles)
+    monkeypatch.setattr(Scenarios, "_singly", singly)
+    client: Any = SimpleNamespace(watched=SimpleNamespace(training=False), ask_later=None)
+    made = {each.scenario.name: each.reason for each in Scenarios(clients=[client], attack=len).attack_all()}  # type: ignore[arg-type]
+    assert made["gradient"] == made["one"] == "attacked"
