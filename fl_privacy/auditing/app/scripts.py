@@ -378,7 +378,8 @@ def _guessed(
             elif unset:
                 value = usual if kind in _OF_TYPE and not _ENDS.match(name) else None
             if value is not None:
-                yield from (flag, value) if flag.startswith("-") else (value,)
+                many = constant(taken.get("nargs"))
+                yield from [flag] * flag.startswith("-") + [value] * (many if isinstance(many, int) else 1)
         if asked:
             return
     yield from _of_argv(trees[0], of_client=of_client) if trees else ()
