@@ -377,7 +377,7 @@ class TappedGrid(LocalGrid):
 
     def ask_again(self, answer: KeptReply, only: OnlyExamples | None) -> WatchedReply | Failure:
         """Ask the client again with the same message and state; ``only`` limits the examples of its loaders."""
-        only = only and replace(only, at_call=not answer.watched.loaded)
+        only = only and replace(only, at_call=not answer.watched.loaded, anew=answer.watched.anew)
         watch = TrainingWatch(program=True, only=only)
         message, context = copy.deepcopy(answer.message), _copied(answer.context)
         app = self.client_app

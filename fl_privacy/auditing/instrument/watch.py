@@ -6,7 +6,7 @@ import copy
 import importlib
 import inspect
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,15 +20,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from fl_privacy.auditing.instrument.keras_layers import as_optimizer, keras_on_torch, owner_of
+from fl_privacy.auditing.instrument.keras_layers import as_optimizer, keras_on_torch, owner_of, state_taken
 from fl_privacy.auditing.instrument.program import Program, Recorder, cut_out, size_of, tensors_in
 
 MOST_EXAMPLES, MOST_BYTES, MOST_LABELS = 4096, 1 << 26, 1 << 20
 """Largest numbers kept of a client: examples, bytes of tensors, and examples with labels."""
 
-LATE_BATCH = 8  # largest number of examples in a batch, once a training is late
-
-MOST_EVALUATED = 16  # largest number of batches loaded without gradients that are kept
+LATE_BATCH, MOST_EVALUATED = 8, 16
+"""Largest numbers of examples in a batch, once a training is late, and of batches kept that load without gradients."""
 
 MOST_ADDED = 16  # number of recorded losses without a step after which the first alone is taken
 
@@ -60,6 +59,7 @@ class Watched:
     training: bool = True  # ``True`` if the first module was in training mode
     cut: bool = False  # ``True`` if the training got fewer examples than its loader has
     drawn: bool = False  # ``True`` if random numbers were drawn for a training example before it entered the network
+    anew: bool = True  # ``True`` if its optimizers had no state before their first step
     hurried: bool = False  # ``True`` if a pass over the data ended early, as the training was late
 
     @property
@@ -92,6 +92,7 @@ class OnlyExamples:
     """Limits a training to one batch: ``number`` examples of its data loaders, from the example ``first`` on.
 
     ``at_call``: ``True`` if the training has no loaders; tensors are then cut when they are passed to modules.
+    ``anew``: ``True`` to take the state, such as momentum, from optimizers for the training.
     """
 
     first: int = 0
@@ -99,6 +100,7 @@ class OnlyExamples:
     repeats: bool = False  # ``True`` to give the batch again in each epoch
     evaluation: bool = False  # ``True`` for evaluation mode: no batch norm over the batch, no dropout
     at_call: bool = False
+    anew: bool = False
 
 
 class _Mode(TorchFunctionMode):
@@ -135,6 +137,7 @@ class TrainingWatch:
         self._cuts: dict[int, tuple[Tensor, Tensor]] = {}
         self._derived: dict[int, Tensor] = {}
         self._stepped_by: set[int] = set()
+        self._put_back = ExitStack()
         self._of_keras: dict[int, Any] = {}
 
     def _begin(self, tensors: list[Tensor], only: OnlyExamples) -> None:
@@ -194,6 +197,7 @@ class TrainingWatch:
     def looking(self) -> Iterator[Watched]:
         optimizer = importlib.import_module("torch.optim.optimizer")
         with ExitStack() as stack:
+            stack.enter_context(self._put_back)
             stack.callback(optimizer.register_optimizer_step_pre_hook(self._stepping).remove)
             # a step's closure differentiates within the step
             stack.callback(optimizer.register_optimizer_step_post_hook(self._stepped).remove)
@@ -246,6 +250,9 @@ class TrainingWatch:
         variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
         known = self._of_keras.get(id(optimizer)) or as_optimizer(optimizer, variables)
         again = self._span is not None and id(known) in self._stepped_by
+        if id(known) not in self._stepped_by and self._begins(bool(int(getattr(optimizer, "iterations", 0)))):
+            with self._within():
+                self._put_back.callback(state_taken(optimizer))
         if self._hurries():
             for module in self.seen.modules:
                 vars(module)["stop_training"] = True  # ends Keras's own loop after this batch
@@ -366,6 +373,9 @@ class TrainingWatch:
             for parameter in (parameter for each in optimizer.param_groups for parameter in each["params"]):
                 parameter.grad = None  # so that this step changes nothing
             return
+        if id(optimizer) not in self._stepped_by and self._begins(bool(state := optimizer.state)) and state:
+            self._put_back.callback(setattr, optimizer, "state", state)
+            optimizer.state = defaultdict(dict)
         self._stepped_by.add(id(optimizer))
         if not seen.optimizers and 0 < seen.added < seen.backwards:  # more than were recorded
             seen.program, seen.added = None, seen.backwards
@@ -374,6 +384,10 @@ class TrainingWatch:
         seen.optimizers[type(optimizer).__name__, settings] += 1
         seen.trained.add(frozenset(id(each) for own in optimizer.param_groups for each in own["params"]))
         self._stepped(optimizer, args, kwargs)
+
+    def _begins(self, used: bool) -> bool:
+        self.seen.anew &= not used
+        return self._only is not None and self._only.anew
 
     def _end_recording(self) -> None:
         if self._recorder is not None and self._roots:
