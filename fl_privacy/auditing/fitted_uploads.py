@@ -1,4 +1,4 @@
-"""Attacks on uploads of clients that fit trees, logistic regressions or sums."""
+"""Attacks on uploads of clients that fit trees, regressions or sums."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +33,8 @@ SCENARIOS: Mapping[str, Scenario] = {
     name: Scenario(name=name, **fields) for name, fields in shipped(__file__, "scenarios.yaml")["fitted"].items()
 }
 """Attack scenarios on fitted models by name."""
+
+LINEAR = {"Ridge", "LinearRegression", "SGDRegressor"}  # scikit-learn's regressions of numbers
 
 
 def _not_attacked(name: str, reason: str) -> Answer:
@@ -81,8 +83,9 @@ class FittedUploads:
         if len(self.exchanges) > 1:
             attacks["site"] = partial(self._trees_of_others, clients, seed, seconds)
         kinds = {client: fits[-1].kind for client, fits in self.fits.items() if client in self.parameters}
-        for name, kind, attacked in (("logistic", "LogisticRegression", _logistic), ("sums", "GaussianNB", _sums)):
-            if chosen := [client for client, one in kinds.items() if one == kind][:clients]:
+        regressions = {"LogisticRegression", *LINEAR}
+        for name, of_kind, attacked in (("logistic", regressions, _optima), ("sums", {"GaussianNB"}, _sums)):
+            if chosen := [client for client, one in kinds.items() if one in of_kind][:clients]:
                 attacks[name] = partial(attacked, self, chosen, seed)
         for name, attack in attacks.items():
             made = attempt(attack)
@@ -242,7 +245,7 @@ def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.
     ]
 
 
-def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
+def _optima(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
     """Reconstruct rows of each client from its other rows and its upload; the control uses the sent model instead."""
     began, read, unseen, judged, residuals = time.perf_counter(), 0, 0, 0, []
     shown, chances = list[Shown](), list[float]()
@@ -253,7 +256,7 @@ def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
         optima = [_optimum(arrays, fit) for arrays in (reply, sent)]
         if optima[0] is None:
             continue
-        labels = np.searchsorted(np.array(fit.classes), fit.labels)
+        labels = fit.labels if optima[0].linear else np.searchsorted(np.array(fit.classes), fit.labels)
         apart = optima[0].residuals(fit.rows, labels)  # of the optimum's equations, as a share of their terms
         weights = optima[0].weights / optima[0].inverse_penalty
         unmet = np.column_stack([apart.T @ fit.rows - weights, apart.sum(0)])
@@ -297,12 +300,19 @@ def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
 
 def _optimum(arrays: Sequence[np.ndarray], fit: Fitted) -> LogisticOptimum | None:
     classes, features = len(fit.classes), fit.rows.shape[1]
-    height = 1 if classes == 2 else classes
-    weights, intercepts = (_finite(arrays, shape) for shape in ((height, features), (height,)))
+    linear, settings = fit.kind in LINEAR, fit.settings
+    height = 1 if linear or classes == 2 else classes
+    weights = [*_finite(arrays, (height, features)), *(_finite(arrays, (features,)) if linear else ())]
+    intercepts = [*_finite(arrays, (height,)), *(_finite(arrays, ()) if linear else ())]
     if not weights or not intercepts:
         return None
-    penalty = float(fit.settings.get("C", 1.0)) if fit.settings.get("penalty", "l2") != "None" else np.inf
-    return LogisticOptimum(weights=weights[0], intercepts=intercepts[0], inverse_penalty=penalty)
+    penalty = float(settings.get("C", 1.0)) if settings.get("penalty", "l2") != "None" else np.inf
+    if linear:
+        alpha = 0.0 if fit.kind == "LinearRegression" else float(settings.get("alpha", 1.0))
+        alpha *= len(fit.rows) if fit.kind == "SGDRegressor" else 1  # whose loss is a mean
+        penalty = 1 / alpha if alpha else np.inf
+    weight, intercept = weights[0].reshape(height, features), intercepts[0].reshape(height)
+    return LogisticOptimum(weights=weight, intercepts=intercept, inverse_penalty=penalty, linear=linear)
 
 
 def _finite(arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Scores of reconstructions, compared with guesses from other examples' uploads."""
+"""Scores of reconstructions, compared with guesses from other examples' uploads, and the time of attacks."""
 
 import time
 from collections import Counter
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from fl_privacy.auditing.scenario_problem import StepProblem
 from fl_privacy.measure import evaluate_all
@@ -22,8 +24,10 @@ from fl_privacy.measure.intervals import BAND, Coincidences, chance_of_upload, c
 from fl_privacy.measure.matching import assign
 from fl_privacy.measure.outcome import LEAST_CANDIDATES, LIKENESS
 from fl_privacy.measure.rule import LEVEL
+from fl_privacy.models.unwrap_model import detached_copy, without_checkpointing
+from fl_privacy.rng import streams_put_back
 from fl_privacy.runs.distractors import others_among
-from fl_privacy.types import Batch, Certainty, Reconstruction
+from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
 EXACT_ROW, SAME = 0.01, 1e-5
 """Largest error of a feature, as a share of its range, in an exactly reconstructed row, and distance of equal rows."""
@@ -33,6 +37,10 @@ NEARER, MANY = 0.5, 100
 other rows for each of the batch, nearer than all of them."""
 
 MOST_SHOWN = 8
+
+CALL, PRODUCT, ELEMENT = 1e-5, 5e-11, 2e-8
+"""Seconds of a standard processor for each PyTorch call, for each operation of a matrix product, and for each parameter
+whose step an optimizer other than SGD normalizes."""
 
 
 class TimeSpent:
@@ -229,3 +237,29 @@ def _is_near(given: Tensor, wanted: Tensor, others: Tensor) -> Tensor:
     enough = len(given) == 1 or len(others) >= MANY * len(given)
     nearest = torch.cdist(given, apart).amin(1) * (1.0 if enough else NEARER)
     return (given - wanted).norm(dim=1) < nearest
+
+
+class _Work(TorchDispatchMode):
+    calls, products = 0, 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out, count = func(*args, **(kwargs or {})), flop_registry.get(func._overloadpacket)
+        self.calls += 1
+        self.products += count(*args, **(kwargs or {}), out_val=out) if count else 0.0
+        return out
+
+
+@without_checkpointing()
+def seconds_of_evaluation(observation: Observation) -> float:
+    """Estimate the seconds of one attack step (a gradient of a gradient) on a standard processor."""
+    model = detached_copy(observation.model).train(observation.plan.mode == "train")
+    gray = torch.full((observation.upload.num_examples, *observation.input_shape), 0.5, requires_grad=True)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    with streams_put_back(), _Work() as work:
+        first = torch.autograd.grad(model(gray).sum(), parameters, create_graph=True, allow_unused=True)
+        size = [g.square().sum() for g in first if g is not None and g.requires_grad]
+        if size:
+            torch.autograd.grad(torch.stack(size).sum(), gray, allow_unused=True)
+    normalized = sum(p.numel() for p in parameters) if observation.plan.optimizer != "sgd" else 0
+    once = CALL * work.calls + PRODUCT * work.products + ELEMENT * normalized
+    return once * (observation.plan.steps or 1)

@@ -4,12 +4,11 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.attack import within
@@ -29,7 +28,7 @@ from fl_privacy.auditing.scenario_problem import (
     reason_of,
     seen_by_site,
 )
-from fl_privacy.auditing.scenario_scores import UNSURE, TimeSpent, score
+from fl_privacy.auditing.scenario_scores import UNSURE, TimeSpent, score, seconds_of_evaluation
 from fl_privacy.auditing.scenario_training import examples_of, observed_training, once, pool_of, sampled
 from fl_privacy.auditing.scenario_words import words_in_training, words_of, words_of_uploads
 from fl_privacy.auditing.server_step import PLAIN_MEAN
@@ -39,8 +38,6 @@ from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import shipped
 from fl_privacy.measure.aggregate_leakage import ClassTrace, leaked_classes, leaked_words
 from fl_privacy.measure.answer import Answer, Scenario
-from fl_privacy.models.unwrap_model import detached_copy, without_checkpointing
-from fl_privacy.rng import streams_put_back
 from fl_privacy.runs.another_site import MOST_BY_SITES, SITE_NOTE
 from fl_privacy.runs.app import MOST_IMAGES
 from fl_privacy.types import Observation, Reconstruction
@@ -57,14 +54,12 @@ LEAST_SECONDS, LEAST_EVALUATIONS = 3.0, 25
 MEMBER_SECONDS, LEAST_ASKED = 30.0, 20.0
 """Seconds for the losses of single examples, and smallest number for asking clients for uploads of single examples."""
 
-FEW = (2, 3, 4)  # numbers of examples that are tried, if the app's code takes no single one
+FEW, ALONE = (2, 3, 4), "Expected more than 1 value per channel"
+"""Numbers of examples that are tried if no single one is taken, and the words by which batch norm refuses one."""
 
 MOST_IN_A_BATCH = 64  # largest number of examples in an attacked step
 
 APART = "its examples do not come from a DataLoader, so one can't be singled out"
-
-CALL, PRODUCT = 1e-5, 5e-11
-"""Seconds of a standard processor for each PyTorch call and each operation of a matrix product."""
 
 SCENARIOS: Mapping[str, str] = shipped(__file__, "scenarios.yaml")["network"]  # name -> title, the worst case first
 
@@ -165,8 +160,13 @@ class Scenarios:
         for name in ("gradient", "one"):
             if name != "one" and spent() > max(self.seconds, LEAST_ASKED):  # uploads are what the audit is of
                 yield _not_attacked(name, late)
-            else:
-                yield self._singly(name, found, reason)
+                continue
+            answer = self._singly(name, found, reason)
+            if ALONE in answer.reason and found:  # by PyTorch, where the app's own library takes a single example
+                again = attempt(lambda: self._singles(later=False, fewest=FEW[0]))
+                found, reason = again if not isinstance(again, Failure) else ([], reason_of(again))
+                answer = self._singly(name, found, reason)
+            yield answer
         steps: dict[str, Callable[[], Answer]] = {
             "site": lambda: self._of_site(found, reason),
             "batch": self._one_batch,
@@ -181,7 +181,9 @@ class Scenarios:
             made = attempt(step)
             yield _not_attacked(name, reason_of(made)) if isinstance(made, Failure) else made
 
-    def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[AskedClient, WatchedReply]], str]:
+    def _singles(
+        self, *, later: bool, fewest: int = 1, evaluation: bool = False
+    ) -> tuple[list[tuple[AskedClient, WatchedReply]], str]:
         found: list[tuple[AskedClient, WatchedReply]] = []
         reason, spent = "", TimeSpent()
         for number in range(self.victims):
@@ -193,7 +195,7 @@ class Scenarios:
                 reason = reason or f"a client takes {taken / number:.0f} seconds to answer"
                 break
             self.tell(f"Asking clients for uploads of one example: {number} of {self.victims}")
-            again = _on_one(ask, number // len(self.clients), evaluation=evaluation)
+            again = _on_one(ask, number // len(self.clients), fewest=fewest, evaluation=evaluation)
             if isinstance(again, Failure):
                 fails = f"the app's code fails on a single example ({again.reason})"
                 reason = fails if client.watched.loaded else f"{APART}: {fails}"
@@ -234,25 +236,51 @@ class Scenarios:
     def _singly(self, name: str, found: Sequence[tuple[AskedClient, WatchedReply]], reason: str) -> Answer:
         if not found:
             return _not_attacked(name, reason or "no client answered")
-        started = time.perf_counter()
-        leaves, several = scenario_of(name).leaves, "s" * (len(found) != 1)
-        many = f"{len(found)} {'upload' if leaves else 'gradient'}{several}"
-        self.tell(f"Attacking {many} of one example{several and ' each'}")
-        answer = attempt(lambda: self._attacked(found, uploaded=leaves))
+        started, asked = time.perf_counter(), found
+        leaves = scenario_of(name).leaves
+
+        def many() -> str:
+            return f"{len(found)} {'upload' if leaves else 'gradient'}{'s' * (len(found) != 1)}"
+
+        def attacked() -> Answer:
+            nonlocal found
+            if (words := self._words(found, uploaded=leaves)) is not None:
+                return words
+            found = self._in_time(found, uploaded=leaves)
+            return self._attacked(found, uploaded=leaves)
+
+        self.tell(f"Attacking {many()} of one example{' each' * (len(found) > 1)}")
+        answer = attempt(attacked)
         if isinstance(answer, Failure):
             return _not_attacked(name, reason_of(answer))
-        size = max(1, *(again.watched.loaded for _, again in found))
+        steps = max(1, *(again.watched.steps for _, again in found))
+        size = max(1, *(again.watched.loaded // steps for _, again in found))
         of = "one example" if size == 1 else f"{size} examples, as its code (such as batch norm) takes no fewer,"
         clients = len({client.number for client, _ in found})
-        said = f"{many} of {clients} client{'s' * (clients != 1)}, each of {of} in one step"
+        within_steps = "in one step" if steps == 1 else f"in {steps} steps"
+        said = f"{many()} of {clients} client{'s' * (clients != 1)}, each of {of} {within_steps}"
         scenario = scenario_of(name, uploads=said, examples=size)
-        return replace(answer, scenario=scenario, seconds=time.perf_counter() - started)
+        cut = [f"Time is for {len(found)} of {len(asked)}; a larger --seconds has more attacked."] * (found != asked)
+        return replace(answer, scenario=scenario, seconds=time.perf_counter() - started, notes=(*answer.notes, *cut))
 
-    def _attacked(self, found: Sequence[tuple[AskedClient, WatchedReply]], *, uploaded: bool) -> Answer:
+    def _in_time(
+        self, found: Sequence[tuple[AskedClient, WatchedReply]], *, uploaded: bool
+    ) -> Sequence[tuple[AskedClient, WatchedReply]]:
+        """Return as many of the replies as the fewest evaluations of each leave time for, but at least the first."""
+        client, again = found[0]
+        observed = read_problem(again.watched, client.inputs()).observed_reply(0, again, uploaded=uploaded)
+        part = 3 if uploaded else len(SCENARIOS)  # most time is for uploads
+        limit = max(LEAST_SECONDS * len(found), self.seconds / part)
+        return found[: max(1, int(limit / LEAST_EVALUATIONS / seconds_of_evaluation(observed)))]
+
+    def _words(self, found: Sequence[tuple[AskedClient, WatchedReply]], *, uploaded: bool) -> Answer | None:
         for infer in (words_of, words_of_uploads):
             if (words := infer(found, uploaded=uploaded)) is not None:
                 self._text = True
                 return words
+        return None
+
+    def _attacked(self, found: Sequence[tuple[AskedClient, WatchedReply]], *, uploaded: bool) -> Answer:
         problems = [read_problem(again.watched, client.inputs()) for client, again in found]
         observations = []
         for number, ((_, again), problem) in enumerate(zip(found, problems, strict=True)):
@@ -332,7 +360,8 @@ class Scenarios:
             return _not_attacked("batch", f"one step on a batch is expected, but its code makes {steps}; make one")
         if size > MOST_IN_A_BATCH:
             return _not_attacked("batch", f"a batch has {size} examples; beyond {MOST_IN_A_BATCH} it is not attacked")
-        answer, uploads = self._attacked([(client, again)], uploaded=True), f"of {size} examples in one step"
+        answer = self._words([(client, again)], uploaded=True) or self._attacked([(client, again)], uploaded=True)
+        uploads = f"of {size} examples in one step"
         scenario = scenario_of("batch", uploads=f"1 upload of 1 client, {uploads}", examples=max(1, size))
         answer = replace(answer, scenario=scenario, seconds=time.perf_counter() - started)
         self._batch = answer if size == client.watched.loaded and client.watched.steps == 1 else None
@@ -403,15 +432,16 @@ class Scenarios:
         return replace(answer, notes=(*_notes(problems[0], observations[0], guesses), scored, *hurried))
 
 
-def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
-    """Return a client's reply to training on example ``number``, or copies, or a few examples; else the first error."""
-    single = OnlyExamples(first=number, evaluation=evaluation)
-    first = again = ask(single)
-    fewest = (replace(single, first=few * number, number=few) for few in FEW)
-    for only in (replace(single, repeats=True), *fewest):
-        if isinstance(again, Failure):
-            again = ask(only)
-    return first if isinstance(again, Failure) else again
+def _on_one(ask: Ask, number: int, *, fewest: int = 1, evaluation: bool = False) -> WatchedReply | Failure:
+    """Return a client's reply to training on example ``number`` or on a few, else in each epoch; or the first error."""
+    first: Failure | None = None
+    for few, repeats in product((few for few in (1, *FEW) if few >= fewest), (False, True)):
+        again = ask(OnlyExamples(first=few * number, number=few, repeats=repeats, evaluation=evaluation))
+        if not isinstance(again, Failure):
+            return again
+        first = first or again
+    assert first is not None
+    return first
 
 
 def _read(answer: Answer) -> int:
@@ -444,27 +474,3 @@ def entered_apart(observation: Observation) -> Tensor:
     found = layer.pixels(ratios).reshape(-1, *observation.input_shape).float()
     given = model.looked_for(torch.cat(known)).flatten(1) if known else found.flatten(1)[:0]
     return found[(torch.cdist(found.flatten(1), given) > KNOWN * given.norm(dim=1)).all(1)]
-
-
-class _Work(TorchDispatchMode):
-    calls, products = 0, 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out, count = func(*args, **(kwargs or {})), flop_registry.get(func._overloadpacket)
-        self.calls += 1
-        self.products += count(*args, **(kwargs or {}), out_val=out) if count else 0.0
-        return out
-
-
-@without_checkpointing()
-def seconds_of_evaluation(observation: Observation) -> float:
-    """Estimate the seconds of one attack step (a gradient of a gradient) on a standard processor."""
-    model = detached_copy(observation.model).train(observation.plan.mode == "train")
-    gray = torch.full((observation.upload.num_examples, *observation.input_shape), 0.5, requires_grad=True)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    with streams_put_back(), _Work() as work:
-        first = torch.autograd.grad(model(gray).sum(), parameters, create_graph=True, allow_unused=True)
-        size = [g.square().sum() for g in first if g is not None and g.requires_grad]
-        if size:
-            torch.autograd.grad(torch.stack(size).sum(), gray, allow_unused=True)
-    return (CALL * work.calls + PRODUCT * work.products) * (observation.plan.steps or 1)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
-from sklearn.datasets import load_breast_cancer, load_iris
-from sklearn.linear_model import LogisticRegression
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, SGDRegressor
 from sklearn.naive_bayes import GaussianNB
 
 from fl_privacy.auditing.fitted_uploads import FittedUploads
@@ -67,10 +67,11 @@ def test_a_model_that_is_none_is_a_problem_and_no_end() -> None:
 
 def fitted(kind: type, rows: np.ndarray, labels: np.ndarray, **options: object) -> tuple[object, Fitted]:
     looking = FittedBy()
-    original = vars(kind)["fit"]
+    owner = next(each for each in kind.__mro__ if "fit" in vars(each))
+    original = vars(owner)["fit"]
     with looking.looking():
         model = kind(**options).fit(rows, labels)
-    assert vars(kind)["fit"] is original
+    assert vars(owner)["fit"] is original
     (fit,) = looking.fits
     assert np.array_equal(fit.rows, rows)
     return model, fit
@@ -102,6 +103,22 @@ def test_an_optimum_gives_a_row_to_who_knows_the_others_and_a_stopped_fit_does_n
     assert found["optimum"].above_chance
     assert found["stopped"].counts.exact == 0
     assert "not the optimum" in found["stopped"].notes[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "exact"),
+    [(Ridge, {"alpha": 2.0}, 20), (LinearRegression, {}, 20), (SGDRegressor, {"max_iter": 1}, 0)],
+)
+@pytest.mark.filterwarnings("ignore:Maximum number of iteration")
+def test_an_optimum_of_a_linear_regression_gives_a_row(kind: type, options: dict[str, object], exact: int) -> None:
+    rows, targets = load_diabetes(return_X_y=True, scaled=False)
+    model, fit = fitted(kind, rows[:90, 2:], targets[:90], **options)
+    for intercept in (np.array(model.intercept_), np.reshape(model.intercept_, 1)):
+        kept = FittedUploads()
+        kept.note(0, {"a/0": np.zeros(8), "a/1": np.zeros(())}, {"a/0": model.coef_, "a/1": intercept}, [fit])
+        (answer,) = kept.attack_all(clients=1, seed=0, seconds=60.0)
+        assert (answer.counts.exact, answer.counts.judged, answer.above_chance) == (exact, 20, exact > 0)
+        assert ("not the optimum" in answer.notes[0]) == (exact == 0)
 
 
 @pytest.mark.parametrize("beside", [(), ("classes_",), ("class_prior_", "classes_")])

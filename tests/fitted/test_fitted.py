@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_breast_cancer, load_iris
-from sklearn.linear_model import LogisticRegression
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.naive_bayes import GaussianNB
 
 from experiments.measures import row_between_optima
@@ -105,6 +105,14 @@ def test_the_last_last_row_ones() -> None:
         assert np.allclose(row, rows[k], atol=0.05)
         control, _ = last_row(optimum(rows[:k], labels[:k]), rows[:k], labels[:k])
         assert not np.allclose(control, rows[k], atol=0.05)
+
+
+def test_the_last_row_of_a_linear_regression_comes_with_its_number() -> None:
+    rows, targets = load_diabetes(return_X_y=True, scaled=False)
+    model = Ridge(alpha=3.0).fit(rows[:50], targets[:50])
+    given = {"intercepts": np.reshape(model.intercept_, 1), "inverse_penalty": 1 / 3, "linear": True}
+    row, target = last_row(LogisticOptimum(weights=model.coef_[None], **given), rows[:49], targets[:49])
+    assert np.allclose(row, rows[49], atol=1e-3) and target == pytest.approx(targets[49], abs=1e-3)
 
 
 def test_a_row_between_optima_of_rows_that_are_known() -> None:

@@ -36,3 +36,4 @@ def short_pilot(monkeypatch: pytest.MonkeyPatch) -> None:
 def few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     """For audits whose attacks by descent need not end well: each takes as few evaluations as there may be."""
     monkeypatch.setattr("fl_privacy.auditing.scenarios.seconds_of_evaluation", lambda observation: 1000.0)
+    monkeypatch.setattr("fl_privacy.auditing.scenarios.Scenarios._in_time", lambda ladder, found, uploaded: found)

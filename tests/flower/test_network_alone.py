@@ -190,7 +190,7 @@ LAYERS = {
     "gray": ("nn.Sequential(nn.Conv2d(1, 2, 5), nn.Flatten(), nn.Linear(2 * 576, 10))", "images", (1, 28, 28)),
     "resized": (
         "nn.Sequential(nn.Conv2d(3, 2, 5), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8, 3))\n"
-        "import torchvision.transforms as T\nt = T.Resize((40, 48))",
+        "import torchvision.transforms as T\nt = T.Resize((40, 48))\nwindow.resize(480, 360)",
         "images",
         (3, 40, 48),
     ),

@@ -97,7 +97,12 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
         ('parser.add_argument("--min_available_clients", type=int)', ("--min_available_clients", "{nodes}")),
         ('parser.add_argument("--server-ip", required=True)', ("--server-ip", "127.0.0.1:8080")),
         ('parser.add_argument("--id", action="store_true")', ()),
+        ('WAYS = ["mean", "median"]\nparser.add_argument("--way", required=True, choices=WAYS)', ("--way", "mean")),
+        ('WAYS = {"mean": 1}\nparser.add_argument("way", choices=list(WAYS.keys()))', ("mean",)),
+        ('parser.add_argument("--size", nargs=2, type=int, required=True)', ("--size", "1", "1")),
         ("print(sys.argv[1])", ("{partition}",)),
+        ("if sys.argv[1] == 'server': pass\nelif sys.argv[1] == 'client': pass", ("client",)),
+        ('parser.add_argument("--mode", default="server", choices=["server", "client"])', ("--mode", "client")),
         ("if len(sys.argv) < 3: sys.exit('usage')", ("{partition}", "1")),
         ('parser.add_argument("--region", required=True)', ("--region", "{partition}")),
         ('parser.add_argument("--region", required=True, help="where it is, e.g. north")', ("--region", "north")),
@@ -664,6 +669,19 @@ def test_environment_variables_have_the_values_that_the_project_s_commands_set(t
     runner = ScriptRunner(tmp_path)
     assert runner.run(tmp_path / "main.py", ())["simulations"], "since its default fails"
     assert runner.failed == ["The environment variable SITE is not set: here was taken"]
+
+
+def test_a_script_that_starts_nothing_by_itself_runs_with_the_flags_that_a_page_says(tmp_path: Path) -> None:
+    parser = "import argparse, flwr\nparser = argparse.ArgumentParser()\nparser.add_argument('--clients', default=3)\n"
+    parser += "parser.add_argument('--all', action='store_true')\nargs = parser.parse_args()\n"
+    main = f"{parser}if args.all:\n    flwr.simulation.start_simulation(num_clients=args.clients)\n"
+    (tmp_path / "main.py").write_text(main)
+    runner = ScriptRunner(tmp_path)
+    assert not any(runner.run(tmp_path / "main.py", ()).values())
+    (tmp_path / "README.md").write_text("Run `main.py`:\n\n    python main.py --clients 5 --all  # slow\n")
+    runner = ScriptRunner(tmp_path)
+    assert runner.run(tmp_path / "main.py", ())["simulations"] == [{"num_clients": 3}]
+    assert runner.failed == ["main.py starts nothing alone: it ran with --all, as pages say"]
 
 
 def test_a_script_that_fails_names_its_arguments_and_options_that_it_was_not_given(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import random
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -302,3 +303,9 @@ def test_means_of_classes_are_to_be_looked_at() -> None:
     old, new = torch.randn(4, 8), torch.randn(4, 8) + 3
     (leak,) = memories_in({"a/p": "p"}, {"p": old}, {"p": new}, moved=(), counts={40}, labels=None)
     assert leak.severity == "look" and "single examples" not in leak.what
+
+
+def test_moving_means_of_keras_are_running_statistics() -> None:
+    layer, value = torch.nn.Module(), torch.nn.Parameter(torch.zeros(3), requires_grad=False)
+    layer.moving_mean = SimpleNamespace(value=value)  # type: ignore[assignment]
+    assert averaged([layer], {id(value): "mean"}) == {"mean"}

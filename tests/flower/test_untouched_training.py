@@ -198,3 +198,26 @@ def test_a_part_called_alone_before_the_network_is_no_second_network() -> None:
     assert seen.modules == [network]
     assert set(seen.gradients) == set(seen.before) == {f"parts.0.{name}" for name in loaded}
     assert all(torch.equal(seen.before[f"parts.0.{name}"], value) for name, value in loaded.items())
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_client_asked_again_steps_from_the_optimizer_s_first_state(anew: bool) -> None:
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+
+    def step(sign: float, only: OnlyExamples | None = None) -> tuple[Any, torch.Tensor]:
+        before = net.bias.detach().clone()
+        with TrainingWatch(only=only).looking() as seen:
+            for (rows,) in DataLoader(TensorDataset(torch.ones(2, 3)), batch_size=2):
+                optimizer.zero_grad()
+                (sign * net(rows).sum()).backward()
+                optimizer.step()
+        return seen, net.bias.detach() - before
+
+    (first, _), (second, _) = step(1.0), step(1.0)
+    assert first.anew and not second.anew
+    held = [each.clone() for each in optimizer.state[net.bias].values()]
+    _, moved = step(-1.0, OnlyExamples(anew=anew))
+    assert (abs(moved.item() - 0.1) < 1e-4) == anew, "a first step of Adam has the length of its learning rate"
+    same = all(map(torch.equal, held, optimizer.state[net.bias].values()))
+    assert same == anew

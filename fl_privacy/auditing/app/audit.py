@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,6 +44,7 @@ from fl_privacy.auditing.app.stood_in import drawn_for
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.app_claims import claims_in_words
 from fl_privacy.auditing.instrument.keras_layers import backend_blamed
+from fl_privacy.auditing.instrument.watch import LATE_BATCH
 from fl_privacy.auditing.scenarios import Scenarios
 from fl_privacy.auditing.server_step import server_plan_of
 from fl_privacy.auditing.session import AuditSession, Show
@@ -61,10 +63,13 @@ from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.site.gate.framing import Said
 
 _UNSEEN = "its clients took no training step of PyTorch, Keras on PyTorch, scikit-learn or trees"
-_NONE_ASKED = "the app's server asked no client to train"
 USUAL_NODES, MOST_TRIED, LONGEST_PREPARED, _REFRESHED = 10, 3, 60.0, 15.0
 """Default number of clients, as in Flower's simulation, most scripts that are tried, and seconds for a script that
 makes data and between two pages while the app trains."""
+
+LEAST_TRAINED, LONGEST_STARTED = 5.0, 120.0
+"""Seconds that a client trains at least on drawn data, and that a script takes at most to start Flower; ``seconds``
+gives more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,6 +310,8 @@ class AppAudit(AuditSession):
             if asked.stand_in:
                 self._draw(app, files, stack)
             tables: dict[str, np.ndarray] = {}
+            if app.scripts is not None:
+                app = replace(app, scripts=replace(app.scripts, longest=max(LONGEST_STARTED, asked.seconds)))
             with LoadedBy(tables).looking():  # some apps load their data on import
                 started = app.load(stops_of, self.drawing)
             self.own_nodes = min(started.nodes or USUAL_NODES, MOST_NODES)
@@ -323,6 +330,8 @@ class AppAudit(AuditSession):
                 tables=tables, node_config=node_config, defense=defense,
             )  # fmt: skip
             grid.on_answer, self.grid, self.data = self.refresh, grid, there.data
+            longest = max(LEAST_TRAINED, asked.seconds / nodes)
+            grid.longest = lambda: longest if self.drawing is not None and self.drawing.asked else math.inf
             context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
             self.tell(f"Training {nodes} client{'s' * (nodes != 1)}")
             held, joined = rounds_held(asked.rounds), grid.joining()
@@ -335,15 +344,18 @@ class AppAudit(AuditSession):
             self.notes += [] if self.alone else claims_in_words(app.folder, started.client, taken, opacus, self.defense)
             self.server_plan = server_plan_of(taken.get("self"))
             self.trained = time.perf_counter() - self.started
-            self.write("The training is done; single examples are attacked now.")
-            if (cut := self.end()) is not None:
-                self.problems.append(f"Attacks ended before all were made: {cut.reason}")
-            self.understood = any(kept.matched.parameters for kept in grid.answers.values())
-            if asked.defense and not self.understood:
-                self.problems.append("The defense was not tried: no reply is known to hold trained parameters.")
-            self.last, self.silence = self.write(), self._silence()
-            self.line = terminal_line(self.last, self.page)
-            self.grid = None  # and with it the app's code
+            self._attack(grid)
+
+    def _attack(self, grid: TappedGrid) -> None:
+        self.write("The training is done; single examples are attacked now.")
+        if (cut := self.end()) is not None:
+            self.problems.append(f"Attacks ended before all were made: {cut.reason}")
+        self.understood = any(kept.matched.parameters for kept in grid.answers.values())
+        if self.asked.defense and not self.understood:
+            self.problems.append("The defense was not tried: no reply is known to hold trained parameters.")
+        self.last, self.silence = self.write(), grid.silence(self.ended)
+        self.line = terminal_line(self.last, self.page)
+        self.grid = None  # and with it the app's code
 
     def note(self, there: Around, rounds: int) -> None:
         """Note the effects of the defense and of ``there`` (changed environment), and rounds beyond ``--rounds``."""
@@ -355,7 +367,13 @@ class AppAudit(AuditSession):
         )
         backend = "Keras ran on PyTorch, whose steps can be attacked; KERAS_BACKEND=tensorflow keeps it on TensorFlow."
         metrics = ", ".join(sorted(Score.asked))
+        assert self.grid is not None
+        hurried = (
+            "Clients trained longer than there is time: from then on, a pass over drawn data had one batch of at most"
+        )
+        hurried += f" {LATE_BATCH} examples; a larger --seconds trains longer."
         said = {
+            hurried: self.grid.hurried,
             f"Accuracy, precision, recall and F1 (macro averages) stand for the hub's {metrics}.": metrics,
             beyond: limit is not None and rounds > limit,
             acts: name,
@@ -366,7 +384,6 @@ class AppAudit(AuditSession):
             f"It names {', '.join(there.devices)}, which is not here: it ran on the CPU.": there.devices,
         }
         self.notes += [text for text, applies in said.items() if applies]
-        assert self.grid is not None
         self.problems += backend_blamed((*self.grid.failures, *self.grid.problems, self.ended))
 
     def refresh(self) -> None:
@@ -407,23 +424,6 @@ class AppAudit(AuditSession):
             if self.alone is not None and answer.scenario.name == LAST_ALONE:
                 return
 
-    def _silence(self) -> str:
-        assert self.grid is not None
-        grid, asked, first = self.grid, self.grid.inventory.messages, next(iter(self.grid.failures), "")
-        if first and not grid.replies and first not in grid.unsent:
-            return f"no client answered: {first}"
-        if grid.models or any(kind.startswith("train") for kind in grid.replies):
-            return ""
-        if self.chose_none:
-            return f"the app's server chose none of {self.asked.nodes} clients: --nodes names more"
-        if self.ended:
-            return f"the app's server ended before {'a client trained' if asked else 'it asked a client'}: {self.ended}"
-        if first:
-            said = f"no client {'trained' if grid.rounds else 'was asked to train'}"
-            return f"{_NONE_ASKED if first in grid.unsent else said}: {first}"
-        none = bool(asked and self.trained and not grid.rounds)
-        return f"{_NONE_ASKED}; --rounds 5 runs more rounds" if none else ""
-
     def on_drawn(self, why: str) -> str:
         drawn = [] if self.drawing is None else self.drawing.of_clients()
         return with_causes(why, drawn, self.versions) + self.unmade * bool(why)
@@ -436,7 +436,7 @@ class AppAudit(AuditSession):
     def record(self, going_on: str = "") -> AuditRecord:
         grid, asked = self.grid, self.asked
         assert grid is not None
-        problems, silence = [*self.problems, *dict.fromkeys(self.failed)], self.on_drawn(self._silence())
+        problems, silence = [*self.problems, *dict.fromkeys(self.failed)], self.on_drawn(grid.silence(self.ended))
         trained = any(kind.startswith("train") for kind in grid.replies) and not any(vars(grid.fitted).values())
         errors = "".join(f", and errors came {n} times: {why}" for why, n in grid.failures.most_common(1))
         unseen = _UNSEEN + errors if trained and not grid.models else ""

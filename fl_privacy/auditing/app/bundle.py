@@ -27,10 +27,10 @@ from fl_privacy.auditing.app.scripts import (
     Scripts,
     SourceFile,
     find_scripts,
-    holders,
     named,
     parsed,
 )
+from fl_privacy.auditing.app.stated import holders
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.files import make_temporary, remove_temporary
 from fl_privacy.files.foreign import expanded, read_text

@@ -3,11 +3,11 @@
 import ast
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from fl_privacy.auditing.app.scripts import called, constant, dotted
+from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
 
 UNKNOWN: Any = object()  # value that the code alone does not determine
 
@@ -207,3 +207,13 @@ def assigned(node: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
         places = [*node.args.posonlyargs, *node.args.args]
         yield from zip([a.arg for a in reversed(places)], reversed(node.args.defaults), strict=False)
         yield from ((a.arg, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d)
+
+
+def derived(files: Iterable[SourceFile], known: Collection[str]) -> dict[str, set[str]]:
+    """Map each class that derives from ``known`` ones, directly or not, to the names of its bases."""
+    classes = [node for file in files for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef)]
+    bases = {node.name: {dotted(each).rpartition(".")[2] for each in node.bases} for node in classes}
+    found = dict[str, set[str]]()
+    while new := {name: of for name, of in bases.items() if name not in found and of & {*known, *found}}:
+        found |= new
+    return found

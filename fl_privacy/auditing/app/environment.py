@@ -109,6 +109,10 @@ def around(
         if "USE_TF" not in os.environ and not re.search("tensorflow|keras", code):
             os.environ["USE_TF"] = "0"  # Transformers imports it otherwise, and fails by Keras 3
             stack.callback(os.environ.pop, "USE_TF", None)
+            if "tensorflow" not in sys.modules:  # so that Flower does without it, which takes long to load
+                sys.modules["tensorflow"] = None  # type: ignore[assignment]
+                importlib.import_module("flwr.simulation")
+                del sys.modules["tensorflow"]
         stack.enter_context(sklearn_lent(code))
         stack.enter_context(lent.older_names_lent(code, moved))
         stack.enter_context(arrays_writable(code))

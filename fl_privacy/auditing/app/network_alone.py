@@ -21,9 +21,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_privacy.auditing.app import odd_files
 from fl_privacy.auditing.app.bundle import App
+from fl_privacy.auditing.app.defaults import derived
 from fl_privacy.auditing.app.network_found import BuiltNetworks, DefinedNetworks, Network, within_seconds
 from fl_privacy.auditing.app.network_inputs import EXAMPLES, CodeSizes, Task, first_tensor, task_for
-from fl_privacy.auditing.app.scripts import CLIENT_CLASSES, derived, named, usual_for
+from fl_privacy.auditing.app.scripts import CLIENT_CLASSES, named, usual_for
 from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing
 from fl_privacy.auditing.app.started import Started, as_client, server_of, usual_server
 from fl_privacy.auditing.instrument.keras_layers import is_keras

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import math
 import os
 import re
 import signal
@@ -22,13 +23,12 @@ import yaml
 from torch import nn
 
 from fl_privacy.auditing.app.bundle import App
-from fl_privacy.auditing.app.defaults import UNKNOWN, Defaults
+from fl_privacy.auditing.app.defaults import UNKNOWN, Defaults, derived
 from fl_privacy.auditing.app.scripts import (
     CLIENTS,
     STARTS,
     SourceFile,
     called,
-    derived,
     dotted,
     guards_main,
     named,
@@ -419,14 +419,14 @@ class GuessedSettings:
 
 
 @contextmanager
-def within_seconds(seconds: float) -> Iterator[None]:
-    """Raise ``TimeoutError`` in the block if it takes longer, again each second; only in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
+def within_seconds(seconds: float, late: Exception | None = None) -> Iterator[None]:
+    """Raise ``late`` (``TimeoutError``) in the block if it takes longer, again each second; only in the main thread."""
+    if threading.current_thread() is not threading.main_thread() or seconds == math.inf:
         yield
         return
 
     def end(number: int, frame: Any) -> None:
-        raise TimeoutError(f"it took more than {seconds:.0f} seconds")
+        raise late or TimeoutError(f"it took more than {seconds:.0f} seconds")
 
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)

@@ -74,7 +74,9 @@ class CodeSizes:
             pairs += [(name, constant(value)) for name, value in assigned(node)]
             if isinstance(node, ast.Call):
                 first = constant(node.args[0]) if node.args else None
-                sides += [first] if called(node) in _RESIZES else []
+                sides += (
+                    [first] if called(node) in _RESIZES and (called(node) != "resize" or type(first) is tuple) else []
+                )
                 losses[_OF_NAME.get(called(node), "")] += 1
                 pairs += [(each.arg or "", constant(each.value)) for each in node.keywords]
                 if called(node) == "add_argument":

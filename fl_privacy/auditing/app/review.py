@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.auditing.app.bundle import ROUNDS_KEYS, App, read_app
-from fl_privacy.auditing.app.defaults import Defaults
-from fl_privacy.auditing.app.scripts import CLIENT_CLASSES, called, constant, derived, dotted, parsed
+from fl_privacy.auditing.app.defaults import Defaults, derived
+from fl_privacy.auditing.app.scripts import CLIENT_CLASSES, called, constant, dotted, parsed
 from fl_privacy.errors import visible
 from fl_privacy.files import shipped
 from fl_privacy.site.gate.entries import epsilon_of

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,6 +74,7 @@ class Scripts:
         server_arguments, client_arguments: their command lines; ``{partition}`` is a client's number, ``{nodes}`` the
             number of clients.
         notes: sentences on what was chosen among several.
+        longest: seconds that a script takes at most to start Flower.
     """
 
     server: Path
@@ -80,6 +82,7 @@ class Scripts:
     server_arguments: tuple[str, ...] = ()
     client_arguments: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    longest: float = math.inf
 
     def works_in(self, folder: Path) -> Path:
         here = self.server.parent
@@ -277,20 +280,6 @@ def _imports(file: SourceFile, folder: Path, files: Mapping[Path, SourceFile]) -
                         yield path
 
 
-def holders(folder: Path, module: str, near: Path) -> list[str]:
-    """List the folders of a project that hold ``module``, the one nearest to the folder ``near`` first."""
-    top = module.partition(".")[0]
-    if not top.isidentifier():
-        return []
-    found = (path.parent for path in chain(folder.rglob(f"{top}.py"), folder.rglob(f"{top}/")))
-    own = {path for path in islice(found, MOST_FILES) if not LEFT_OUT & set(path.relative_to(folder).parts)}
-
-    def away(path: Path) -> tuple[int, str]:
-        return -sum(path.is_relative_to(each) for each in (near, *near.parents)), str(path)
-
-    return [str(path) for path in sorted(own, key=away)]
-
-
 def reached(paths: Sequence[Path], files: Mapping[Path, SourceFile]) -> list[SourceFile]:
     """Return the files at ``paths`` and all that they import, directly or not."""
     seen, left = set(paths), [path for path in paths if path in files]
@@ -348,6 +337,7 @@ def _guessed(
 
     ``trees``: code of the scripts. ``of_client``: ``True`` if they start clients.
     """
+    named = {to.id: node.value for each in trees for node, to in _assigned(each) if isinstance(to, ast.Name)}
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
@@ -356,7 +346,10 @@ def _guessed(
             name, taken = flag.lstrip("-").lower(), {each.arg: each.value for each in asked[flag].keywords}
             among = taken.get("choices", taken.get("type"))
             among = among.args[0] if isinstance(among, ast.Call) and called(among) == "Choice" and among.args else among
-            given = sorted(each, key=str) if isinstance(each := constant(among), set) else each
+            while isinstance(among, ast.Call) and called(among) in {"list", "sorted", "tuple", "keys"}:
+                among = among.func.value if isinstance(among.func, ast.Attribute) else next(iter(among.args), None)
+            among = named.get(dotted(among), among) if among is not None else None
+            given = sorted(each, key=str) if isinstance(each := constant(among), set | dict) else each
             choices = given if isinstance(given, list | tuple) else ()
             kind = dotted(taken.get("type", tree))
             empty = constant(taken.get("default")) == 0 and bool(_ENDS.match(name))
@@ -366,7 +359,9 @@ def _guessed(
             usual = str(first) if (text := usual_for(name)) and first is not None and "choices" in taken else text
             usual = next(iter(allowed([usual], name, kind, choices)), None)
             value: str | None = None
-            if flag in own and _NUM.search(flag) and not all(map(_NUM.search, filter(None, own))):  # next to its own
+            if role := _role(choices, of_client=of_client):
+                value = role
+            elif flag in own and _NUM.search(flag) and not all(map(_NUM.search, filter(None, own))):  # next to its own
                 value = "{nodes}"
             elif flag in own:
                 one = f"{{partition+{first}}}" if first else "{partition}"
@@ -383,7 +378,8 @@ def _guessed(
             elif unset:
                 value = usual if kind in _OF_TYPE and not _ENDS.match(name) else None
             if value is not None:
-                yield from (flag, value) if flag.startswith("-") else (value,)
+                many = constant(taken.get("nargs"))
+                yield from [flag] * flag.startswith("-") + [value] * (many if isinstance(many, int) else 1)
         if asked:
             return
     yield from _of_argv(trees[0], of_client=of_client) if trees else ()
@@ -400,24 +396,38 @@ def usual_for(name: str, *, of_client: bool = False) -> str | None:
 
 def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
     """Yield values of ``sys.argv[1]`` and so on, guessed from names of variables to which the script assigns them."""
-    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
-    lists = {dotted(each) for node in assigned if dotted(node.value).endswith("argv") for each in node.targets}
+    lists = {dotted(to) for node, to in _assigned(tree) if dotted(node.value).endswith("argv")}
     names: dict[int, str] = {}
-    for node in [*assigned, tree]:
+    for node in [*(node for node, _ in _assigned(tree)), tree]:
         name = dotted(node.targets[0]).rpartition(".")[2].lower() if isinstance(node, ast.Assign) else ""
         for each in ast.walk(node):
             if isinstance(each, ast.Subscript) and (dotted(each.value).endswith("argv") or dotted(each.value) in lists):
                 place = constant(each.slice)
                 names.setdefault(place if isinstance(place, int) else 0, name)
-    tests = (each for each in ast.walk(tree) if isinstance(each, ast.Compare) and "argv" in ast.unparse(each.left))
+    compared = [each for each in ast.walk(tree) if isinstance(each, ast.Compare)]
+    tests = [each for each in compared if "argv" in ast.unparse(each.left)]
+    roles = _role([constant(each.comparators[0]) for each in compared], of_client=of_client)
     needed = [constant(each.comparators[0]) for each in tests if isinstance(each.ops[0], ast.NotEq | ast.Lt)]
     many = max((each - 1 for each in needed if isinstance(each, int)), default=0)  # or the script ends
     guarded = any("argv" in ast.unparse(each.test) for each in ast.walk(tree) if isinstance(each, ast.If | ast.IfExp))
-    if not of_client and guarded and not many and not any(map(usual_for, names.values())):
+    if not of_client and not roles and guarded and not many and not any(map(usual_for, names.values())):
         return
     for place in range(1, max([*names, many]) + 1):
         value = usual_for(names.get(place, ""), of_client=of_client)
+        value = roles if place == 1 and value is None else value
         yield value or ("{partition}" if of_client and place == 1 else "1")
+
+
+def _assigned(tree: ast.Module) -> Iterator[tuple[ast.Assign, ast.expr]]:
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Assign))
+    return ((node, to) for node in nodes for to in node.targets)
+
+
+def _role(words: Iterable[object], *, of_client: bool) -> str | None:
+    """Return which of the ``words`` lets a script start a client, or a server; ``None`` if not both are among them."""
+    plain = [each for each in words if isinstance(each, str) and len(each) < 20]
+    client, server = ([each for each in plain if kind in each.lower()] for kind in ("client", "server"))
+    return (client if of_client else server)[0] if client and server else None
 
 
 def _options(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
@@ -449,16 +459,6 @@ def _first_of_range(node: ast.AST | None) -> int | None:
         return None
     first = constant(node.args[0]) if len(node.args) > 1 else 0
     return first if isinstance(first, int) else None
-
-
-def derived(files: Iterable[SourceFile], known: Collection[str]) -> dict[str, set[str]]:
-    """Map each class that derives from ``known`` ones, directly or not, to the names of its bases."""
-    classes = [node for file in files for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef)]
-    bases = {node.name: {dotted(each).rpartition(".")[2] for each in node.bases} for node in classes}
-    found = dict[str, set[str]]()
-    while new := {name: of for name, of in bases.items() if name not in found and of & {*known, *found}}:
-        found |= new
-    return found
 
 
 def dotted(node: ast.AST) -> str:

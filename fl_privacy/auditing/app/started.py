@@ -6,6 +6,7 @@ import builtins
 import importlib
 import inspect
 import logging
+import math
 import os
 import re
 import signal
@@ -28,8 +29,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fl_privacy.auditing.app.lent import caller, code_of, is_installed
-from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, SourceFile, cells_of, holders, named, usual_for
-from fl_privacy.auditing.app.stated import OptionsStated, filled
+from fl_privacy.auditing.app.network_found import within_seconds
+from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, SourceFile, cells_of, named, usual_for
+from fl_privacy.auditing.app.stated import OptionsStated, filled, holders
 from fl_privacy.auditing.instrument.watch import replaced, state_kept
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
@@ -39,9 +41,7 @@ USUAL_CLIENTS = 2  # number of clients of a server that names none, as in Flower
 
 _OFFERED = re.compile(r"[\[(]([^\])]+)[\])]")  # choices or a default in a question, as in ``yes or no [y/n]``
 
-_MOST_WORDS = 200
-
-WAITED = 5.0  # seconds to wait for a script's threads, one of which may start the server or a client
+_MOST_WORDS, WAITED = 200, 5.0  # letters of what is printed, and seconds to wait for threads, which may start Flower
 
 _PLACES = (
     *("flwr.server", "flwr.server.app", "flwr.compat.server.app"),
@@ -84,7 +84,7 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
     A client's script runs when that client is first asked, with its own copies of modules. ``UserError`` if a script
     raises an error, or ends without a start.
     """
-    runner, calls = ScriptRunner(folder), _Calls(list, servers=[{"strategy": _usual_strategy(folder)}])
+    runner, calls = ScriptRunner(folder, scripts.longest), _Calls(list, servers=[{"strategy": _usual_strategy(folder)}])
     if scripts.server not in scripts.clients:
         calls = runner.run(scripts.server, scripts.server_arguments, nodes=len(scripts.clients) or USUAL_CLIENTS)
     if not calls["simulations"]:
@@ -235,9 +235,10 @@ def _main_module(path: Path) -> tuple[ModuleType, list[str]]:
 class ScriptRunner:
     """Runs scripts of a project, each as ``__main__`` and with its own copies of the project's modules."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.failed, self._unset, self._options = folder, list[str](), list[str](), list[str]()
-        self._stated, self._words = OptionsStated(folder, folder), ""
+    def __init__(self, folder: Path, longest: float = math.inf) -> None:
+        self.folder, self._longest, self._words = folder, longest, ""
+        self.failed, self._unset, self._options = list[str](), list[str](), list[str]()
+        self._stated = OptionsStated(folder, folder)
         self._taken, self._untaken = dict[str, str](), dict[str, str]()
         self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
@@ -246,6 +247,14 @@ class ScriptRunner:
 
         ``partition``, ``nodes``: number of the client that it starts, and number of clients.
         """
+        calls = self._tried(path, arguments, partition, nodes)
+        flags = [] if any(calls.values()) else OptionsStated(self.folder, path).flags
+        if not flags:
+            return calls
+        self.failed.append(f"{path.name} starts nothing alone: it ran with {' '.join(flags)}, as pages say")
+        return self._tried(path, [*arguments, *flags], partition, nodes)
+
+    def _tried(self, path: Path, arguments: Sequence[str], partition: int, nodes: int) -> _Calls:
         try:
             return self._run_from_places(path, arguments, partition, nodes)
         except (UserError, OSError):
@@ -258,7 +267,7 @@ class ScriptRunner:
         """Run a script that makes data, for each client if ``arguments`` name one; ``UserError`` if it fails."""
         for partition in range(nodes if "{partition" in " ".join(arguments) else 1):
             try:
-                self.run(path, arguments, partition=partition, nodes=nodes)
+                self._tried(path, arguments, partition, nodes)
             except UserError as error:
                 if not isinstance(end := error.__cause__, SystemExit) or end.code:
                     raise
@@ -413,18 +422,22 @@ class ScriptRunner:
     def _execute(self, path: Path, names: dict[str, Any], calls: _Calls) -> None:
         """Run a script or a notebook's cells, with global ``names``; an error in a cell is raised after the last."""
         failed, said = list[Exception](), list[str]()
-        for cell in cells_of(path):
-            try:
-                exec(compile(cell, str(path), "exec"), names)
-            except _AtStart:
-                self.failed += said
-                raise
-            except (ImportError, OSError):  # the script runs again from elsewhere
-                raise
-            except Exception as error:  # noqa: BLE001  (third-party code can raise anything)
-                begins = cell.strip().partition("\n")[0][:60]
-                said.append(f"The cell {begins!r} of {named(path, self.folder)} failed: {in_one_line(error)}")
-                failed.append(error)
+        late = (
+            f"{named(path, self.folder)} did not start Flower within {self._longest:.0f} s: a larger --seconds waits."
+        )
+        with within_seconds(self._longest, UserError(late)):
+            for cell in cells_of(path):
+                try:
+                    exec(compile(cell, str(path), "exec"), names)
+                except _AtStart:
+                    self.failed += said
+                    raise
+                except (ImportError, OSError):  # the script runs again from elsewhere
+                    raise
+                except Exception as error:  # noqa: BLE001  (third-party code can raise anything)
+                    begins = cell.strip().partition("\n")[0][:60]
+                    said.append(f"The cell {begins!r} of {named(path, self.folder)} failed: {in_one_line(error)}")
+                    failed.append(error)
         if failed:
             raise failed[0]
         if not any(calls.values()) and (entry := SourceFile(path, _tree_of(path)).entry):

@@ -20,6 +20,7 @@ LEFT_OUT = {"venv", "env", "site-packages", "node_modules", "__pycache__", "test
 _PAGES = ("*.md", "*.rst", "*.sh", "Dockerfile", "Makefile")
 _RUN = r"(?:(?<![\w-]){0}\.py|-m (?:[\w.]+\.)?{0}) ([^;&|\n]*)"
 _GIVEN = re.compile(r"""(?<!\S)(--?\w[\w-]*)[ =]+(["']?)((?:\./)?\w[\w./:-]{,200})\2(?![^\s`"')])""")
+_FLAG = re.compile(r"(?<!\S)(--[a-z][\w-]*)(?=\s*(?:$|--|#))")
 _SET = re.compile(r"""^\s*(?:export|ENV)\s+(\w+)[= ](["']?)([\w./:-]{1,200})\2\s*$""", re.MULTILINE)
 _PAIR = re.compile(r"""([\w.-]+) *= *["']?([\w./:-]{1,200})""")
 _BLANK = "path file dir folder name n num number int float str value"
@@ -66,11 +67,21 @@ class OptionsStated:
         return found
 
     @cached_property
+    def commands(self) -> list[str]:
+        """Return what follows the script's name in commands in the project's documents."""
+        own = re.compile(_RUN.format(re.escape(self.script.stem)))
+        return [each for text in self._pages.values() for each in own.findall(text.replace("\\\n", " "))]
+
+    @cached_property
+    def flags(self) -> list[str]:
+        """Return the options without a value in the first command that has one."""
+        return next(filter(None, map(_FLAG.findall, self.commands)), [])
+
+    @cached_property
     def _given(self) -> dict[str, list[str]]:
-        own, found = re.compile(_RUN.format(re.escape(self.script.stem))), dict[str, list[str]]()
-        for text in self._pages.values():
-            for flag, _, value in chain.from_iterable(map(_GIVEN.findall, own.findall(text.replace("\\\n", " ")))):
-                found.setdefault(flag, []).append(value)
+        found = dict[str, list[str]]()
+        for flag, _, value in chain.from_iterable(map(_GIVEN.findall, self.commands)):
+            found.setdefault(flag, []).append(value)
         return found
 
     @cached_property
@@ -98,6 +109,20 @@ def _listed(folder: Path, names: Sequence[str]) -> Iterator[Path]:
             with suppress(OSError):
                 if not hidden and path.is_file() and path.resolve().is_relative_to(folder.resolve()):
                     yield path
+
+
+def holders(folder: Path, module: str, near: Path) -> list[str]:
+    """List the folders of a project that hold ``module``, the one nearest to the folder ``near`` first."""
+    top = module.partition(".")[0]
+    if not top.isidentifier():
+        return []
+    found = (path.parent for path in chain(folder.rglob(f"{top}.py"), folder.rglob(f"{top}/")))
+    own = {path for path in islice(found, MOST_SETTINGS) if not LEFT_OUT & set(path.relative_to(folder).parts)}
+
+    def away(path: Path) -> tuple[int, str]:
+        return -sum(path.is_relative_to(each) for each in (near, *near.parents)), str(path)
+
+    return [str(path) for path in sorted(own, key=away)]
 
 
 def filled(text: str, partition: int, nodes: int) -> str:

@@ -42,6 +42,8 @@ from fl_privacy.measure.aggregate_leakage import ClassTrace, class_trace
 from fl_privacy.report.audit_parts import CountedLeak
 from fl_privacy.rng import Streams, streams_now
 
+_NONE_ASKED = "the app's server asked no client to train"
+
 LOOKS, WAITED = 3, 1.5
 """Polls for nodes, and seconds since the first, after which a server counts as waiting for more nodes."""
 
@@ -100,6 +102,7 @@ class TappedGrid(LocalGrid):
         self._evaluated: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
         self.joined, self._looks, self._since, self.chose_none = 0, 0, 0.0, False
         self._covered = Counter[bool]()
+        self.longest, self.hurried = lambda: math.inf, False  # seconds of a client at a message, and if one took longer
 
     def evaluation(self) -> dict[str, float]:
         last = self._evaluated.get(max(self._evaluated, default=0), {})
@@ -111,6 +114,23 @@ class TappedGrid(LocalGrid):
         """Return the number of rounds that training messages name or, if none, of training messages to one node."""
         own = ((kind, n) for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train")
         return max((len(self._named[kind]) or n for kind, n in own), default=0)
+
+    def silence(self, ended: str) -> str:
+        """Return why no client trained, or ""; ``ended``: error by which the server ended, if any."""
+        asked, first = self.inventory.messages, next(iter(self.failures), "")
+        if first and not self.replies and first not in self.unsent:
+            return f"no client answered: {first}"
+        if self.models or any(kind.startswith("train") for kind in self.replies):
+            return ""
+        if self.chose_none and not asked:
+            return f"the app's server chose none of {len(self.contexts)} clients: --nodes names more"
+        if ended:
+            return f"the app's server ended before {'a client trained' if asked else 'it asked a client'}: {ended}"
+        if first:
+            said = f"no client {'trained' if self.rounds else 'was asked to train'}"
+            return f"{_NONE_ASKED if first in self.unsent else said}: {first}"
+        none = asked and not self.rounds and self.on_answer is None  # and the server has ended
+        return f"{_NONE_ASKED}; --rounds 5 runs more rounds" if none else ""
 
     def findings(self) -> list[CountedLeak]:
         order = {"data": 0, "facts": 1, "look": 2}
@@ -241,11 +261,14 @@ class TappedGrid(LocalGrid):
         asked: dict[str, Any] = {}
         if kept:
             asked = {"message": copy.deepcopy(message), "context": _copied(context), "streams": streams_now()}
-        watch, columns, fitted = TrainingWatch(), LoadedBy(self._tables, self._made, self._rounds.total()), FittedBy()
+        began = time.perf_counter()
+        watch = TrainingWatch(late=lambda: time.perf_counter() - began > self.longest())
+        columns, fitted = LoadedBy(self._tables, self._made, self._rounds.total()), FittedBy()
         app = self.client_app
         assert app is not None
         with watch.looking() as seen, columns.looking(), fitted.looking(), self.split.looking(client=True):
             reply = attempt(lambda: app(message, context), placed=True)
+        self.hurried |= seen.hurried
         reply = error_reply(message, reply) if isinstance(reply, Failure) else reply
         reply, known = self._defended(message, reply, down.arrays, seen, context)
         if self._defense is not None and kind.startswith("train") and not reply.has_error():
@@ -354,7 +377,7 @@ class TappedGrid(LocalGrid):
 
     def ask_again(self, answer: KeptReply, only: OnlyExamples | None) -> WatchedReply | Failure:
         """Ask the client again with the same message and state; ``only`` limits the examples of its loaders."""
-        only = only and replace(only, at_call=not answer.watched.loaded)
+        only = only and replace(only, at_call=not answer.watched.loaded, anew=answer.watched.anew)
         watch = TrainingWatch(program=True, only=only)
         message, context = copy.deepcopy(answer.message), _copied(answer.context)
         app = self.client_app

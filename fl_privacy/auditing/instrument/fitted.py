@@ -23,6 +23,9 @@ from fl_privacy.federation.replies import Failure, attempt
 
 ESTIMATORS = {
     "LogisticRegression": "sklearn.linear_model._logistic",
+    "Ridge": "sklearn.linear_model._ridge",
+    "LinearRegression": "sklearn.linear_model._base",
+    "BaseSGDRegressor": "sklearn.linear_model._stochastic_gradient",
     "GaussianNB": "sklearn.naive_bayes",
     "DecisionTreeClassifier": "sklearn.tree._classes",
     "DecisionTreeRegressor": "sklearn.tree._classes",

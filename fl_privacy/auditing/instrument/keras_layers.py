@@ -76,6 +76,15 @@ def as_optimizer(optimizer: Any, variables: Sequence[Any]) -> torch.optim.Optimi
     return unlike(parameters, {"lr": lr})
 
 
+def state_taken(optimizer: Any) -> Callable[[], Any]:
+    """Set a Keras optimizer's state, such as momentum, to zero; return a function that puts it back."""
+    held = getattr(optimizer, "variables", ())
+    held = [(each, each.numpy().copy()) for each in held if each is not optimizer._learning_rate]
+    for each, value in held:
+        each.assign(value * 0)
+    return lambda: [each.assign(value) for each, value in held]
+
+
 class FromKeras(nn.Module):
     """A Keras network in PyTorch's layers, with copies of its weights; images are (B, C, H, W).
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map, tree_map_only
 
-from fl_privacy.federation.replies import attempt
+from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.rng import streams_put_back
 
 MOST_DEEP, MOST_CALLS = 3, 5000
@@ -178,6 +178,33 @@ def tensors_in(value: Any, deep: int = MOST_DEEP) -> list[Tensor]:
     if not is_dataclass(value) and type(value).__module__.split(".")[0] == "builtins":
         return []
     return [t for each in own.values() for t in tensors_in(each, deep - 1)]
+
+
+def size_of(batch: Any) -> int:
+    """Return the number of a batch's examples."""
+    if hasattr(batch, "to_data_list"):  # graphs of PyTorch Geometric
+        return int(batch.num_graphs)
+    return next((len(t) for t in tensors_in(batch) if t.dim()), 0)
+
+
+def cut_out(batch: Any, start: int, stop: int, size: int) -> Any:
+    """Return the examples ``start`` to ``stop`` of a batch of ``size``, in its own form."""
+    if isinstance(batch, Tensor):
+        plain = batch.as_subclass(Tensor)  # other subclasses may not allow slices
+        return plain[start:stop] if plain.dim() and len(plain) == size else batch
+    if isinstance(batch, Mapping):
+        parts = {key: cut_out(value, start, stop, size) for key, value in batch.items()}
+        made = parts if type(batch) is dict else attempt(lambda: type(batch)(parts))  # type: ignore[call-arg]
+        return parts if isinstance(made, Failure) else made
+    if isinstance(batch, tuple):
+        each = [cut_out(value, start, stop, size) for value in batch]
+        return type(batch)(*each) if hasattr(batch, "_fields") else tuple(each)
+    if isinstance(batch, list):
+        if len(batch) == size and size > 1 and not any(isinstance(each, Tensor | Mapping) for each in batch):
+            return batch[start:stop]
+        return [cut_out(value, start, stop, size) for value in batch]
+    graphs = hasattr(batch, "to_data_list")
+    return type(batch).from_data_list(batch.to_data_list()[start:stop]) if graphs else batch
 
 
 class Recorder:

@@ -6,8 +6,8 @@ import copy
 import importlib
 import inspect
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -20,14 +20,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from fl_privacy.auditing.instrument.keras_layers import as_optimizer, keras_on_torch, owner_of
-from fl_privacy.auditing.instrument.program import Program, Recorder, tensors_in
-from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.auditing.instrument.keras_layers import as_optimizer, keras_on_torch, owner_of, state_taken
+from fl_privacy.auditing.instrument.program import Program, Recorder, cut_out, size_of, tensors_in
 
 MOST_EXAMPLES, MOST_BYTES, MOST_LABELS = 4096, 1 << 26, 1 << 20
 """Largest numbers kept of a client: examples, bytes of tensors, and examples with labels."""
 
-MOST_EVALUATED = 16  # largest number of batches loaded without gradients that are kept
+LATE_BATCH, MOST_EVALUATED = 8, 16
+"""Largest numbers of examples in a batch, once a training is late, and of batches kept that load without gradients."""
 
 MOST_ADDED = 16  # number of recorded losses without a step after which the first alone is taken
 
@@ -59,6 +59,8 @@ class Watched:
     training: bool = True  # ``True`` if the first module was in training mode
     cut: bool = False  # ``True`` if the training got fewer examples than its loader has
     drawn: bool = False  # ``True`` if random numbers were drawn for a training example before it entered the network
+    anew: bool = True  # ``True`` if its optimizers had no state before their first step
+    hurried: bool = False  # ``True`` if a pass over the data ended early, as the training was late
 
     @property
     def steps(self) -> int:
@@ -90,6 +92,7 @@ class OnlyExamples:
     """Limits a training to one batch: ``number`` examples of its data loaders, from the example ``first`` on.
 
     ``at_call``: ``True`` if the training has no loaders; tensors are then cut when they are passed to modules.
+    ``anew``: ``True`` to take the state, such as momentum, from optimizers for the training.
     """
 
     first: int = 0
@@ -97,6 +100,7 @@ class OnlyExamples:
     repeats: bool = False  # ``True`` to give the batch again in each epoch
     evaluation: bool = False  # ``True`` for evaluation mode: no batch norm over the batch, no dropout
     at_call: bool = False
+    anew: bool = False
 
 
 class _Mode(TorchFunctionMode):
@@ -115,10 +119,13 @@ class TrainingWatch:
     """Records what happens in a training inside a ``with`` block of ``looking``.
 
     ``program``: ``True`` also records the computation of the first loss. ``only``: limit of the training's examples.
+    ``late``: whether the training has lasted too long; each pass over the data then has one small batch.
     """
 
-    def __init__(self, *, program: bool = False, only: OnlyExamples | None = None) -> None:
-        self.seen, self._only, self._asked = Watched(), only, program
+    def __init__(
+        self, *, program: bool = False, only: OnlyExamples | None = None, late: Callable[[], bool] = bool
+    ) -> None:
+        self.seen, self._only, self._asked, self._late = Watched(), only, program, late
         self._recorder = Recorder() if program else None
         self._roots: list[Tensor] = []
         self._depth, self._bytes = 0, 0
@@ -130,6 +137,7 @@ class TrainingWatch:
         self._cuts: dict[int, tuple[Tensor, Tensor]] = {}
         self._derived: dict[int, Tensor] = {}
         self._stepped_by: set[int] = set()
+        self._put_back = ExitStack()
         self._of_keras: dict[int, Any] = {}
 
     def _begin(self, tensors: list[Tensor], only: OnlyExamples) -> None:
@@ -160,7 +168,7 @@ class TrainingWatch:
             if len(value) != size or stop - start == size or id(value) in self._derived:
                 return value
             if id(value) not in self._cuts:
-                self._cuts[id(value)] = (value, self._alike(_cut(value, start, stop, size), enters))
+                self._cuts[id(value)] = (value, self._alike(cut_out(value, start, stop, size), enters))
             return self._cuts[id(value)][1]
 
         with self._within():
@@ -189,6 +197,7 @@ class TrainingWatch:
     def looking(self) -> Iterator[Watched]:
         optimizer = importlib.import_module("torch.optim.optimizer")
         with ExitStack() as stack:
+            stack.enter_context(self._put_back)
             stack.callback(optimizer.register_optimizer_step_pre_hook(self._stepping).remove)
             # a step's closure differentiates within the step
             stack.callback(optimizer.register_optimizer_step_post_hook(self._stepped).remove)
@@ -241,6 +250,12 @@ class TrainingWatch:
         variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
         known = self._of_keras.get(id(optimizer)) or as_optimizer(optimizer, variables)
         again = self._span is not None and id(known) in self._stepped_by
+        if id(known) not in self._stepped_by and self._begins(bool(int(getattr(optimizer, "iterations", 0)))):
+            with self._within():
+                self._put_back.callback(state_taken(optimizer))
+        if self._hurries():
+            for module in self.seen.modules:
+                vars(module)["stop_training"] = True  # ends Keras's own loop after this batch
         self._of_keras[id(optimizer)] = known
         self._stepping(known, (), {})
         if not again:
@@ -311,7 +326,11 @@ class TrainingWatch:
             passed += self._note(batch)
             self.seen.passes[data] = max(passed, self.seen.passes.get(data, 0))
 
-        return _Counting(iterate(loader), note)
+        return _Counting(iterate(loader), note, self._hurries)
+
+    def _hurries(self) -> bool:
+        self.seen.hurried |= (late := self._late())
+        return late
 
     def _note(self, batch: Any) -> int:
         tensors = [t for t in tensors_in(batch) if t.dim()]
@@ -320,7 +339,7 @@ class TrainingWatch:
             if tensors and small and len(self.seen.evaluated) < MOST_EVALUATED:
                 self.seen.evaluated.append([_kept(t) for t in tensors])
             return 0
-        number = _size(batch)
+        number = size_of(batch)
         if number and self.seen.loaded < MOST_EXAMPLES and self._room(tensors):
             self.seen.batches.append([_kept(t) for t in tensors])
         whole = [t for t in tensors if t.dim() == 1 and len(t) == number and not t.is_floating_point()]
@@ -335,12 +354,12 @@ class TrainingWatch:
             return
         skipped = 0
         for batch in iterate(loader):
-            size = _size(batch)
+            size = size_of(batch)
             if only.number is not None and size and only.first >= skipped + size:
                 skipped += size
                 continue
             start = only.first - skipped
-            part = batch if only.number is None else _cut(batch, start, start + only.number, size)
+            part = batch if only.number is None else cut_out(batch, start, start + only.number, size)
             if torch.is_grad_enabled():
                 self._given = self.seen.cut = True
             self._note(part)
@@ -354,6 +373,9 @@ class TrainingWatch:
             for parameter in (parameter for each in optimizer.param_groups for parameter in each["params"]):
                 parameter.grad = None  # so that this step changes nothing
             return
+        if id(optimizer) not in self._stepped_by and self._begins(bool(state := optimizer.state)) and state:
+            self._put_back.callback(setattr, optimizer, "state", state)
+            optimizer.state = defaultdict(dict)
         self._stepped_by.add(id(optimizer))
         if not seen.optimizers and 0 < seen.added < seen.backwards:  # more than were recorded
             seen.program, seen.added = None, seen.backwards
@@ -362,6 +384,10 @@ class TrainingWatch:
         seen.optimizers[type(optimizer).__name__, settings] += 1
         seen.trained.add(frozenset(id(each) for own in optimizer.param_groups for each in own["params"]))
         self._stepped(optimizer, args, kwargs)
+
+    def _begins(self, used: bool) -> bool:
+        self.seen.anew &= not used
+        return self._only is not None and self._only.anew
 
     def _end_recording(self) -> None:
         if self._recorder is not None and self._roots:
@@ -413,44 +439,22 @@ def _evaluating(module: nn.Module, wanted: bool) -> Iterator[None]:
 
 
 class _Counting:
-    def __init__(self, given: Iterator[Any], note: Callable[[Any], None]) -> None:
-        self._given, self._note = given, note
+    def __init__(self, given: Iterator[Any], note: Callable[[Any], None], late: Callable[[], bool]) -> None:
+        self._given, self._note, self._late, self._begun = given, note, late, False
 
     def __iter__(self) -> _Counting:
         return self
 
     def __next__(self) -> Any:
-        batch = next(self._given)
+        if self._begun and self._late():
+            raise StopIteration
+        batch, self._begun = next(self._given), True
+        batch = cut_out(batch, 0, LATE_BATCH, size_of(batch)) if self._late() else batch
         self._note(batch)
         return batch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._given, name)
-
-
-def _size(batch: Any) -> int:
-    if hasattr(batch, "to_data_list"):  # graphs of PyTorch Geometric
-        return int(batch.num_graphs)
-    return next((len(t) for t in tensors_in(batch) if t.dim()), 0)
-
-
-def _cut(batch: Any, start: int, stop: int, size: int) -> Any:
-    if isinstance(batch, Tensor):
-        plain = batch.as_subclass(Tensor)  # other subclasses may not allow slices
-        return plain[start:stop] if plain.dim() and len(plain) == size else batch
-    if isinstance(batch, Mapping):
-        parts = {key: _cut(value, start, stop, size) for key, value in batch.items()}
-        made = parts if type(batch) is dict else attempt(lambda: type(batch)(parts))  # type: ignore[call-arg]
-        return parts if isinstance(made, Failure) else made
-    if isinstance(batch, tuple):
-        each = [_cut(value, start, stop, size) for value in batch]
-        return type(batch)(*each) if hasattr(batch, "_fields") else tuple(each)
-    if isinstance(batch, list):
-        if len(batch) == size and size > 1 and not any(isinstance(each, Tensor | Mapping) for each in batch):
-            return batch[start:stop]
-        return [_cut(value, start, stop, size) for value in batch]
-    graphs = hasattr(batch, "to_data_list")
-    return type(batch).from_data_list(batch.to_data_list()[start:stop]) if graphs else batch
 
 
 def _kept(tensor: Tensor) -> Tensor:
