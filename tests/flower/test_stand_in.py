@@ -26,7 +26,6 @@ from fl_privacy.auditing.app.lent import (
     evaluate_generator,
     fit_generator,
     loaded_here,
-    nothing_served,
     older_names_lent,
 )
 from fl_privacy.auditing.app.scripts import SourceFile, parsed
@@ -214,18 +213,20 @@ def test_packages_that_report_elsewhere_are_left_out() -> None:
     assert "wandb" not in sys.modules
 
 
-def test_figures_are_served_on_no_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "prometheus_client.py").write_text("def start_http_server(port):\n    raise PermissionError(port)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "prometheus_client", raising=False)
-    asked: list[str] = []
-    with nothing_served(asked):
-        client = importlib.import_module("prometheus_client")
-        _server, _thread = client.start_http_server(8000)
-    assert asked == ["prometheus_client"]
-    with pytest.raises(PermissionError):
-        client.start_http_server(8000)
-    del sys.modules["prometheus_client"]
+def test_what_reports_to_a_server_is_left_out_though_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    for name in ("mlflow", "prometheus_client"):
+        (installed / f"{name}.py").write_text("def start(server):\n    raise ConnectionError(server)\n")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(installed)
+    with absent_left_out() as silent:
+        for name in ("mlflow", "prometheus_client"):
+            importlib.import_module(name).start("http://mlflow:5000")
+    assert silent == ["mlflow", "prometheus_client"]
+    with pytest.raises(ConnectionError):
+        importlib.import_module("mlflow").start("http://mlflow:5000")
+    sys.modules.pop("mlflow")
 
 
 def test_a_folder_of_runs_is_no_tracker_and_a_module_of_that_name_is(
