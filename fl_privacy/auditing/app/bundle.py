@@ -376,7 +376,8 @@ def _read(folder: Path, path: str | Path) -> App:
     numbers = [_table(each, "options").get("num-supernodes") for each in federations]
     nodes = [n for n in numbers if isinstance(n, int) and not isinstance(n, bool) and n > 0]
     given = (str(components["serverapp"]), str(components["clientapp"]))
-    server, client = there = _elsewhere(folder, given) or given
+    spelled = (_as_spelled(folder, given[0]), _as_spelled(folder, given[1]))
+    server, client = there = _elsewhere(folder, spelled) or spelled
     misnamed = f"Flower does not run it: its pyproject.toml names {' and '.join(given)}, which are not there."
     return App(
         folder=folder,
@@ -391,6 +392,16 @@ def _read(folder: Path, path: str | Path) -> App:
         python=str(about.get("requires-python", "")),
         nodes=min(nodes[0], MOST_NODES) if nodes else None,
     )
+
+
+def _as_spelled(folder: Path, reference: str) -> str:
+    """Return ``reference`` by its module's own spelling, if that differs only in underscores and capital letters."""
+    *within, last = reference.partition(":")[0].split(".")
+    place = folder.joinpath(*within) if all(map(str.isidentifier, within)) else folder / last
+    near = [
+        each.stem for each in place.glob("*.py") if each.stem.lower().replace("_", "") == last.replace("_", "").lower()
+    ]
+    return reference.replace(f"{last}:", f"{near[0]}:") if len(near) == 1 else reference
 
 
 def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | None:
