@@ -45,6 +45,10 @@ _RECORDINGS, _POINTER = {".edf", ".bdf", ".nii", ".mha"}, 200
 
 _SHARES = ("precision", "recall", "f1")
 _ENCODER = re.compile(r"(?<!auto)(?<!auto_)encoder|binari[sz]er|label_?enc", re.IGNORECASE)
+_VECTORIZER = re.compile(r"vectori[sz]er|tf-?_?idf", re.IGNORECASE)
+_SHARED_OUT, _PARTS = re.compile(r"partition|(client|node)s?[-_](ind|split)", re.IGNORECASE), 10
+"""Name of a file that divides examples among clients, and least number of them."""
+
 _SCALER = re.compile(r"scaler|normali[sz]er|imputer|transformer|preprocess", re.IGNORECASE)
 
 
@@ -183,8 +187,12 @@ def _recorded(drawing: Drawing, package: str, path: str | Path) -> Any:
 
 
 def unpickled(drawing: Drawing, path: str | Path) -> Any:
-    """Return a placeholder for the pickle ``path``: an encoder, scaler, weights or arrays, as its name suggests."""
+    """Return what its name suggests for the pickle ``path``: a vectorizer, encoder, scaler, weights or arrays."""
     path = Path(path)
+    if _VECTORIZER.search(path.stem):
+        drawing.note(str(path), "a vectorizer of drawn texts")
+        learn = importlib.import_module("sklearn.feature_extraction.text")
+        return learn.TfidfVectorizer().fit(texts(TRAIN, drawing.classes or 2, drawing.rng(str(path))))
     if _ENCODER.search(path.stem):
         drawing.note(str(path), "an encoder of labels")
         return FittedStandIn(max(drawing.classes, 2))
@@ -329,8 +337,14 @@ def stated(drawing: Drawing, path: str, there: Path) -> Any:
 def records(drawing: Drawing, path: Path) -> Path | None:
     """Write made-up records in place of the missing JSON file ``path``, and return the new file's path.
 
-    Keys are those of records in another JSON file of the folder; ``None`` if there is none.
+    Keys are those of records in another JSON file of the folder; ``None`` if there is none. A file of that name that
+    divides examples has their numbers by client.
     """
+    if path.suffix == ".json" and _SHARED_OUT.search(path.stem):
+        parts = max(_PARTS, drawing.shares)
+        drawing.note(str(path), f"equal shares of {TRAIN} examples for {parts} clients")
+        (made := drawing.place(path)).write_text(json.dumps({n: [*range(n, TRAIN, parts)] for n in range(parts)}))
+        return made
     near = sorted(path.parent.glob("*.json")) if path.suffix == ".json" else []
     held = (attempt(partial(lambda place: json.loads(place.read_text(encoding="utf-8")), each)) for each in near)
     firsts = (each[0] for each in held if isinstance(each, list) and each)

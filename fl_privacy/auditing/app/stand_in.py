@@ -218,7 +218,7 @@ class Drawing:
             node = self._constants.get(node.id, node)
         if isinstance(node, ast.ListComp) and dotted(node.elt) == dotted(node.generators[0].target) != "":
             return self._value(node.generators[0].iter, *within)  # such as those columns that are there
-        if isinstance(node, ast.List | ast.Tuple):
+        if isinstance(node, ast.List | ast.Tuple | ast.Set):
             return [self._value(each, *within) for each in node.elts]
         return constant(node)
 
@@ -287,6 +287,8 @@ class Drawing:
             self._removed |= {*_names(value)} if key == "remove_columns" else set()
             self._dropped |= {*_names(value)} if called(node) == "drop" else set()
         first = self._value(node.args[0]) if node.args else None
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "issubset" and "columns" in ast.dump(node):
+            self.names += _names(self._value(node.func.value))
         if called(node) == "rename_column" and len(node.args) == 2:
             self.names += _names(first)
             self._made |= {*_names(constant(node.args[1]))}
