@@ -425,6 +425,7 @@ def test_places_of_a_larger_data_set_are_few_drawn_examples(tmp_path: Path) -> N
         assert len(torch.utils.data.Subset(range(600), range(50_000, 60_000))) == 600
         assert list(torch.utils.data.Subset(range(600), range(590, 620))) == list(range(590, 600))
         assert len(torch.utils.data.Subset(range(600), torch.arange(598, 700))) == 2
+        assert list(torch.utils.data.Subset(range(600), range(600 - 3000, 600))) == list(range(600))
         assert len(hub.select(iter(range(9)))) == 9
         with pytest.raises(ValueError, match="train"):
             drawing.saved("partitions/client_0")["train"]

@@ -236,10 +236,10 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, size: int) -> Any:
-        """Return the indices below ``size``, the number of made-up examples; if none is, some of them modulo it."""
+        """Return the indices of the ``size`` made-up examples; if none is one, some of them modulo it."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
-        if self.drawing.asked and size and listed and max(indices) >= size:
-            return [each for each in indices if each < size] or [each % size for each in list(indices)[:size]]
+        if self.drawing.asked and size and listed and not -size <= min(indices) <= max(indices) < size:
+            return [each for each in indices if 0 <= each < size] or [each % size for each in list(indices)[:size]]
         return indices
 
     def divided(self, original: Any, *args: Any, **kwargs: Any) -> Any:
