@@ -294,6 +294,33 @@ def test_missing_weights_leave_a_network_as_it_begins_and_the_page_says_so(tmp_p
         torch.load("no_model.pt")
 
 
+@pytest.mark.parametrize(
+    ("end", "read"), [("jpg", "Image.open(path).size == (64, 64)"), ("wav", "len(heard(path)) > 0")]
+)
+def test_missing_folders_of_an_authors_machine_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, read: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = f"""
+import os
+from PIL import Image
+from scipy.io.wavfile import read
+def heard(path):
+    with open(path, "rb") as file:
+        rate, values = read(file)
+    return values[:rate // 16000]
+root = "/srv/of_the_author/data/client_1"
+classes = sorted(os.listdir(root))
+files = [os.path.join(root, each, name) for each in classes for name in os.listdir(os.path.join(root, each))]
+assert len(classes) == 3 and len(files) == 72 and all(map(os.path.isfile, files))
+path = files[5]
+assert path.endswith(".{end}")
+assert {read}
+"""
+    with stood_in(drawing_of(f"of = {{'no': 0, 'mild': 1, 'severe': 2}}\nend = '.{end}'", tmp_path)):
+        exec(code, {})
+
+
 def test_missing_folders_and_files_are_drawn_where_the_app_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import linecache
 import os
 import re
 import stat
+import wave
 from collections.abc import Iterator, Sequence
 from functools import partial
 from io import BytesIO, StringIO
@@ -20,7 +21,10 @@ from fl_privacy.auditing.app.stand_in import (
     DRAWN,
     IMAGE,
     LABEL,
+    OF_DATA,
     OF_MODEL,
+    SOUND,
+    TABLES,
     TEST,
     TRAIN,
     Drawing,
@@ -28,6 +32,7 @@ from fl_privacy.auditing.app.stand_in import (
     labels,
     numbers,
     pictures,
+    sounds,
     texts,
 )
 from fl_privacy.federation.replies import Failure, attempt
@@ -376,6 +381,37 @@ def unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> An
     if any(isinstance(each, stands) for each in (*args, *kwargs.values())):
         return torch.nn.modules.module._IncompatibleKeys([], [])
     return original(network, *args, **kwargs)
+
+
+def fill(drawing: Drawing, made: Path, asked: str = "", *, by_class: bool = False, suffix: str = "") -> None:
+    """Write made-up pictures or sounds to the folder ``made``, unless it exists.
+
+    They are in subfolders by class if ``by_class``, which are pictures, or if the name suggests a data set. ``asked``:
+    path that the app asked for. ``suffix``: kind of tables to name there instead, drawn on access.
+    """
+    if suffix:
+        made.mkdir(parents=True, exist_ok=True)
+        for number in range(TABLES):
+            (made / f"{number:02}{suffix}").touch()
+        return
+    names = drawing.class_names or [f"class_{n}" for n in range(drawing.classes or 2)]
+    classes, rng, asked = len(names), drawing.rng(asked or str(made)), asked or str(made)
+    heard, by_class = drawing.suffix == ".wav" and not by_class, by_class or bool(OF_DATA.search(made.name))
+    if made.is_dir():
+        return
+    number = 24 * classes
+    drawn = sounds(number, classes, rng) if heard else drawing.as_images(number, Shape(side=64, classes=classes), rng)
+    for number, each in enumerate(drawn):
+        place = made / names[number % classes] if by_class else made
+        place.mkdir(parents=True, exist_ok=True)
+        if not heard:
+            each.save(place / f"{number}{drawing.suffix.replace('wav', 'png')}")
+            continue
+        with wave.open(str(place / f"{number}.wav"), "wb") as file:
+            file.setparams((1, 2, SOUND, 0, "NONE", ""))
+            file.writeframes(each.tobytes())
+    kind = "sounds of a second" if heard else "pictures"
+    drawing.note(asked, f"{len(drawn)} drawn {kind}{f' in {classes} folders' * by_class}")
 
 
 def suffix_sought() -> str:

@@ -95,7 +95,7 @@ class Hooks:
             *(("pandas", name, self.table) for name in TABLES),
             *(("pandas", name, fetched(self.query)) for name in ("read_sql", "read_sql_query", "read_sql_table")),
             ("torch", "load", drawn(partial(odd_files.saved_by_torch, drawing))),
-            ("sqlite3", "connect", lambda original, path, *args, **kw: original(self._twin(path), *args, **kw)),
+            ("sqlite3", "connect", self.placed),
             *((*to, self.kept) for to in (("torch", "save"), ("pandas.core.generic", "NDFrame.to_csv"))),
             *((at, "load_state_dict_from_url", fetched(NoWeights)) for at in ("torch.hub", "torchvision.models._api")),
             ("torch.nn", "Module.load_state_dict", odd_files.unless_missing),
@@ -132,6 +132,8 @@ class Hooks:
             yield "keras", "Layer.__call__", partial(hub_models.called, drawing)
         yield from ((module, name, hook) for package, module, name, hook in (
             ("cv2", "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))),
+            *((each, "soundfile", "SoundFile.__init__", self.placed) for each in ("soundfile", "librosa")),
+            ("torchaudio", "torchaudio", "load", self.placed),
             ("timm", "timm.models._builder", "load_pretrained", fetched(NoWeights)),
             ("sqlalchemy", "sqlalchemy", "create_engine", fetched(_nothing)),
             ("evaluate", "evaluate", "load", fetched(odd_files.Score)),
@@ -167,6 +169,9 @@ class Hooks:
         if isinstance(path, odd_files.Pickle):
             return draw(path.path)
         return draw(path) if is_missing(path) else original(*args, **kwargs)
+
+    def placed(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(*map(self._twin, args), **kwargs)
 
     def saved(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         there = self._twin(path)
@@ -251,11 +256,14 @@ class Hooks:
 
     def listed(self, original: Any, path: Any = ".", *args: Any, **kwargs: Any) -> Any:
         path = self._twin(path)
+        if is_missing(path) and Path(path).is_absolute() and not (self._is_inside(path) or _is_of_packages(Path(path))):
+            self._elsewhere += [Path(path)] if stand_in.OF_DATA.search(Path(path).name) else []
+            path = self._twin(path)
         if self._is_inside(path) and not _WRITTEN.search(Path(path).name):
             kind, held = odd_files.suffix_sought(), [] if is_missing(path) else [Path(path, n) for n in _LISTED(path)]
             of_data = kind and stand_in.OF_DATA.search(str(path))
             if is_missing(path) or (of_data and not any(each.is_dir() or each.suffix == kind for each in held)):
-                self.drawing.fill(Path(path), suffix=kind)
+                odd_files.fill(self.drawing, Path(path), suffix=kind)
         return original(path, *args, **kwargs)
 
     def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
@@ -410,7 +418,7 @@ class Hooks:
             with suppress(FileNotFoundError):  # there is no folder of a class, or one without pictures
                 return original(*args, **kwargs)
         given.arguments[name] = str(made := self.drawing.place(root))
-        self.drawing.fill(made, str(root), by_class=True)
+        odd_files.fill(self.drawing, made, str(root), by_class=True)
         return original(*given.args, **given.kwargs)
 
     def openml(self, number: object, *args: Any, **kwargs: Any) -> Any:
