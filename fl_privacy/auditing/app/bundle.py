@@ -268,7 +268,7 @@ def _unguarded(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def _has(files: Mapping[Path, SourceFile], place: str, module: str, names: set[str]) -> bool:
-    """Return whether ``module`` would define ``names`` if the folder ``place`` were its top-level package."""
+    """Return whether ``module`` defines ``names`` if the folder ``place`` is its package."""
     inner, found = Path(place, *module.split(".")[1:]), set[str]()
     there = [files[path].tree for path in (inner.with_suffix(".py"), inner / "__init__.py") if path in files]
     for node in (node for tree in there for node in ast.walk(tree)):
@@ -398,7 +398,7 @@ def _read(folder: Path, path: str | Path) -> App:
 
 
 def _as_spelled(folder: Path, reference: str) -> str:
-    """Return ``reference`` by its module's own spelling, if that differs only in underscores and capital letters."""
+    """Correct underscores and capital letters in a module's name."""
     *within, last = reference.partition(":")[0].split(".")
     place = folder.joinpath(*within) if all(map(str.isidentifier, within)) else folder / last
     near = [

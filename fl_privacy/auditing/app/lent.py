@@ -452,9 +452,8 @@ def is_installed(frame: FrameType | None) -> bool:
 def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
     """Replace experiment trackers and plotting packages that are not installed by modules that do nothing.
 
-    Those that report to a server or serve figures are replaced even if they are installed. Yield a list that collects
-    those that the app imports. Anything called from ``missing`` packages raises ``ModuleNotFoundError``. Other
-    libraries still find trackers as they are.
+    Those that report to a server are replaced even if installed. Yield a list of those that the app imports. Anything
+    called from ``missing`` packages raises ``ModuleNotFoundError``. Other libraries find trackers as they are.
     """
     names, served = (*EARLIER["trackers"], *missing), EARLIER["served"]
     absent = [n for n in names if n not in sys.modules and (n in served or _is_codeless(importlib.util.find_spec(n)))]

@@ -179,7 +179,7 @@ def is_missing(path: object) -> bool:
 
 
 def _recorded(drawing: Drawing, package: str, path: str | Path) -> Any:
-    """Make up a 32-channel recording of a minute (``mne``), or a 32-slice scan, of 0 and 1 if ``path`` names labels."""
+    """Make up a 32-channel recording (``mne``) or a 32-slice scan, of 0 and 1 if ``path`` names labels."""
     library, rate, rng = importlib.import_module(package), drawing.fitted.get("rate", RATE), drawing.rng(str(path))
     scan = "a drawn scan of 32 slices, 64 x 64 each"
     drawing.note(str(path), f"a drawn recording, {rate} values a second" if package == "mne" else scan)
@@ -342,8 +342,8 @@ def stated(drawing: Drawing, path: str, there: Path) -> Any:
 def records(drawing: Drawing, path: Path) -> Path | None:
     """Write made-up records in place of the missing JSON file ``path``, and return the new file's path.
 
-    Keys are those of records in another JSON file of the folder; ``None`` if there is none. A file of that name that
-    divides examples has their numbers by client.
+    A file that divides examples has their numbers by client; other keys are those of another JSON file of the folder.
+    ``None`` if there is none.
     """
     if path.suffix == ".json" and _SHARED_OUT.search(path.stem):
         parts = max(_PARTS, drawing.shares)
@@ -386,8 +386,8 @@ def unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> An
 def fill(drawing: Drawing, made: Path, asked: str = "", *, by_class: bool = False, suffix: str = "") -> None:
     """Write made-up pictures or sounds to the folder ``made``, unless it exists.
 
-    They are in subfolders by class if ``by_class``, which are pictures, or if the name suggests a data set. ``asked``:
-    path that the app asked for. ``suffix``: kind of tables to name there instead, drawn on access.
+    Subfolders are classes if ``by_class`` (pictures) or if the name suggests a data set. ``asked``: path that
+    the app asked for. ``suffix``: kind of tables to name there instead.
     """
     if suffix:
         made.mkdir(parents=True, exist_ok=True)

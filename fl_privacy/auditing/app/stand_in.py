@@ -126,7 +126,7 @@ def numbers(number: int, columns: int, classes: int, rng: np.random.Generator) -
 
 
 def sounds(number: int, classes: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw mono recordings (N, SOUND) of a second, int16; each is a tone of its class in noise."""
+    """Draw recordings (N, SOUND), int16: tones of their classes in noise."""
     tones = 200 * (1 + labels(number, classes)[:, None]) * np.arange(SOUND) / SOUND
     return (6000 * (np.sin(2 * np.pi * tones) + 0.3 * rng.normal(size=tones.shape))).astype(np.int16)
 

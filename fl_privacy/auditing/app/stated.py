@@ -147,13 +147,13 @@ def requirements_of(folder: Path, content: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def _specifier(text: str) -> str:
-    """Convert a version of Poetry, such as ``^1.3``, to pip's form, such as ``>=1.3,<2``."""
+    """Convert Poetry's ``^1.3`` to pip's ``>=1.3,<2``."""
     if caret := re.fullmatch(r"\^(0\.)?(\d+)[\d.]*", text):
         return f">={text[1:]},<{caret[1] or ''}{int(caret[2]) + 1}"
     return text if re.match(r"[<>=!]|~=", text) else f"=={text}" if re.fullmatch(r"\d[\w.]*", text) else ""
 
 
 def table_in(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the table ``key`` of a TOML table; empty if there is none."""
+    """Return the table ``key``, or an empty one."""
     found = content.get(key)
     return found if isinstance(found, Mapping) else {}

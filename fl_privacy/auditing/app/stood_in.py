@@ -58,7 +58,7 @@ def drawn_for(
 
 @contextmanager
 def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda path, name: False) -> Iterator[Drawing]:
-    """Replace data sets that are missing on this machine by random data from ``drawing``, within the block.
+    """Replace data sets that are missing here by random data from ``drawing``, within the block.
 
     Those for which ``mirror(name, configuration)`` is ``True`` have a local copy, which is loaded instead.
     """
@@ -95,7 +95,7 @@ class Hooks:
             *(("pandas", name, self.table) for name in TABLES),
             *(("pandas", name, fetched(self.query)) for name in ("read_sql", "read_sql_query", "read_sql_table")),
             ("torch", "load", drawn(partial(odd_files.saved_by_torch, drawing))),
-            ("sqlite3", "connect", self.placed),
+            *((*to, self.placed) for to in (("sqlite3", "connect"), ("soundfile", "SoundFile.__init__"))),
             *((*to, self.kept) for to in (("torch", "save"), ("pandas.core.generic", "NDFrame.to_csv"))),
             *((at, "load_state_dict_from_url", fetched(NoWeights)) for at in ("torch.hub", "torchvision.models._api")),
             ("torch.nn", "Module.load_state_dict", odd_files.unless_missing),
@@ -132,8 +132,6 @@ class Hooks:
             yield "keras", "Layer.__call__", partial(hub_models.called, drawing)
         yield from ((module, name, hook) for package, module, name, hook in (
             ("cv2", "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))),
-            *((each, "soundfile", "SoundFile.__init__", self.placed) for each in ("soundfile", "librosa")),
-            ("torchaudio", "torchaudio", "load", self.placed),
             ("timm", "timm.models._builder", "load_pretrained", fetched(NoWeights)),
             ("sqlalchemy", "sqlalchemy", "create_engine", fetched(_nothing)),
             ("evaluate", "evaluate", "load", fetched(odd_files.Score)),
@@ -220,7 +218,7 @@ class Hooks:
         return original(made, *args, **kwargs)
 
     def split(self, original: Any, dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
-        """Split made-up examples in proportion to ``lengths``, counts for the missing data; ``original`` splits."""
+        """Split made-up examples in proportion to ``lengths``."""
         whole = self.drawing.asked and len(dataset) and all(isinstance(each, int | np.integer) for each in lengths)
         if whole and not any(lengths):  # more clients than drawn examples: those far behind get some again
             ends = np.arange(len(lengths))[:, None] * _LEAST + np.arange(_LEAST)
@@ -267,7 +265,7 @@ class Hooks:
         return original(path, *args, **kwargs)
 
     def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
-        """Search files by a pattern (``original``); if no table is found, yield the name of one that can be drawn."""
+        """Search files by a pattern; if no table is found, yield the name of one that can be drawn."""
         place = Path(*map(str, given))
         root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
         tables = place.suffix.lower() in stand_in.DRAWN and root != place
@@ -335,7 +333,7 @@ class Hooks:
         return original(path, *args, **kwargs) or drawn
 
     def is_folder(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
-        """Return ``True`` for a folder, or for a missing data folder without which the app ends."""
+        """Return ``True`` for a folder, or a missing data folder without which the app ends."""
         if original(path, *args, **kwargs):
             return True
         place = Path(path) if is_missing(path) and not Path(path).suffix else None
@@ -452,10 +450,7 @@ class Hooks:
 
 
 def _of_pictures(made: Any, drawn: np.ndarray, targets: np.ndarray, *, several: bool) -> None:
-    """Let ``made``, a torchvision data set that opens files, return the made-up pictures ``drawn`` and ``targets``.
-
-    If ``several``, each example has 40 attributes instead of a target.
-    """
+    """Let a torchvision data set that opens files return ``drawn`` and ``targets``, 40 attributes if ``several``."""
     pillow, plain = importlib.import_module("PIL.Image"), drawn[..., 0] if drawn.shape[-1] == 1 else drawn
     many = torch.from_numpy(np.arange(drawn.shape[0])[:, None] % np.arange(2, 42) == 0).long()
     made.targets = made.labels = made.y = made._labels = many if several else targets.tolist()
