@@ -239,6 +239,7 @@ def test_a_pickle_that_an_app_can_do_without_is_not_drawn(tmp_path: Path, end: s
         ('"--data", required=True', "python fl.py --data a.csv\npython fl.py --data b.csv", "{partition:a.csv|b.csv}"),
         ('"--expid", required=True', "python fl.py --expid first\npython fl.py --expid other", "first"),
         ('"--rounds", required=True', "python fl.py --rounds 100", "1"),
+        ('"-nc", "--nc", type=int', "python fl.py runs/ -nc 8 -m best.pth", "8"),
     ],
 )
 def test_options_are_given_as_in_the_projects_own_commands(tmp_path: Path, option: str, page: str, given: str) -> None:
