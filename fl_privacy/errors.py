@@ -98,7 +98,8 @@ def in_one_line(error: BaseException) -> str:
     place = f" ({', called in '.join(places)})" if places else ""
     last = error
     for _ in range(9):  # causes may go round
-        last = last.__cause__ or last
+        left = last.__context__ if isinstance(last, NameError) else None  # by which a name was left without a value
+        last = last.__cause__ or left or last
     said = f"{type(error).__name__}: {text}{place}"
     if last is error or isinstance(error, UserError):
         return said

@@ -128,6 +128,9 @@ def test_what_an_error_was_raised_from_is_named_too() -> None:
     assert in_one_line(second).startswith("ImportError: no module")
     second.__cause__ = second
     assert in_one_line(second) == "ImportError: no module"
+    unset = UnboundLocalError("cannot access local variable 'result'")
+    unset.__context__ = FileNotFoundError("no such file: ecg.h5")
+    assert in_one_line(unset).endswith("'result', caused by FileNotFoundError: no such file: ecg.h5")
 
 
 def test_a_message_that_ends_in_a_colon_goes_on_with_its_next_line() -> None:

@@ -151,6 +151,17 @@ def test_a_module_that_is_named_and_not_there(clinic: Path, capsys: pytest.Captu
     assert "hospital_of_nobody.server_app" in capsys.readouterr().err
 
 
+def test_a_module_is_found_by_another_spelling(clinic: Path) -> None:
+    for half in ("server", "client"):
+        (clinic / "clinic" / f"{half}_app.py").rename(clinic / "clinic" / f"{half.title()}App.py")
+    found = read_app(clinic)
+    assert (found.server, found.client) == ("clinic.ServerApp:app", "clinic.ClientApp:app")
+    assert "names clinic.server_app:app and clinic.client_app:app, which are not there" in found.misnamed
+    assert not check_app(found).modules
+    (clinic / "clinic" / "server_app.py").write_text("")
+    assert read_app(clinic).server == "clinic.server_app:app"
+
+
 def test_an_app_that_has_all_is_let_in(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["audit", "examples/flower_quickstart", "--check"]) == 0
     assert "all that it imports at its start are here" in capsys.readouterr().out

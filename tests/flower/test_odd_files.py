@@ -81,6 +81,25 @@ with open("made.pkl", "rb") as file:
         exec(code.replace("label_encoder", "gone"), {})
 
 
+def test_a_saved_vectorizer_and_the_shares_of_clients_are_drawn(tmp_path: Path) -> None:
+    code = """
+import joblib, json
+import pandas as pd
+table = pd.read_csv("data/mails.csv")
+assert {"mail_number", "text", "spam_label"}.issubset(table.columns)
+with open("results/partitions_iid.json") as file:
+    shares = json.load(file)
+rows = table.iloc[shares["2"]]
+vectorizer = joblib.load("results/tfidf_vectorizer.pkl")
+found = vectorizer.transform(rows["text"].tolist())
+assert found.shape == (len(rows), len(vectorizer.vocabulary_)) and found.nnz > 5 * len(rows)
+"""
+    drawing = drawing_of(code, tmp_path)
+    with stood_in(drawing):
+        exec(code, {})
+    assert "a vectorizer of drawn texts" in drawing.in_words() and "600 examples for 10 clients" in drawing.in_words()
+
+
 def test_folders_to_write_to_are_made(tmp_path: Path) -> None:
     with stood_in(drawing_of("", tmp_path)):
         torch.save({"a": 1}, "models/last.pt")
@@ -220,6 +239,7 @@ def test_a_pickle_that_an_app_can_do_without_is_not_drawn(tmp_path: Path, end: s
         ('"--data", required=True', "python fl.py --data a.csv\npython fl.py --data b.csv", "{partition:a.csv|b.csv}"),
         ('"--expid", required=True', "python fl.py --expid first\npython fl.py --expid other", "first"),
         ('"--rounds", required=True', "python fl.py --rounds 100", "1"),
+        ('"-nc", "--nc", type=int', "python fl.py runs/ -nc 8 -m best.pth", "8"),
     ],
 )
 def test_options_are_given_as_in_the_projects_own_commands(tmp_path: Path, option: str, page: str, given: str) -> None:

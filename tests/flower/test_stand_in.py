@@ -26,7 +26,6 @@ from fl_privacy.auditing.app.lent import (
     evaluate_generator,
     fit_generator,
     loaded_here,
-    nothing_served,
     older_names_lent,
 )
 from fl_privacy.auditing.app.scripts import SourceFile, parsed
@@ -214,18 +213,20 @@ def test_packages_that_report_elsewhere_are_left_out() -> None:
     assert "wandb" not in sys.modules
 
 
-def test_figures_are_served_on_no_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "prometheus_client.py").write_text("def start_http_server(port):\n    raise PermissionError(port)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "prometheus_client", raising=False)
-    asked: list[str] = []
-    with nothing_served(asked):
-        client = importlib.import_module("prometheus_client")
-        _server, _thread = client.start_http_server(8000)
-    assert asked == ["prometheus_client"]
-    with pytest.raises(PermissionError):
-        client.start_http_server(8000)
-    del sys.modules["prometheus_client"]
+def test_what_reports_to_a_server_is_left_out_though_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    for name in ("mlflow", "prometheus_client"):
+        (installed / f"{name}.py").write_text("def start(server):\n    raise ConnectionError(server)\n")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(installed)
+    with absent_left_out() as silent:
+        for name in ("mlflow", "prometheus_client"):
+            importlib.import_module(name).start("http://mlflow:5000")
+    assert silent == ["mlflow", "prometheus_client"]
+    with pytest.raises(ConnectionError):
+        importlib.import_module("mlflow").start("http://mlflow:5000")
+    sys.modules.pop("mlflow")
 
 
 def test_a_folder_of_runs_is_no_tracker_and_a_module_of_that_name_is(
@@ -291,6 +292,33 @@ def test_missing_weights_leave_a_network_as_it_begins_and_the_page_says_so(tmp_p
     assert torch.equal(net.weight, before + 1)
     with pytest.raises(FileNotFoundError):
         torch.load("no_model.pt")
+
+
+@pytest.mark.parametrize(
+    ("end", "read"), [("jpg", "Image.open(path).size == (64, 64)"), ("wav", "len(heard(path)) > 0")]
+)
+def test_missing_folders_of_an_authors_machine_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, read: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = f"""
+import os
+from PIL import Image
+from scipy.io.wavfile import read
+def heard(path):
+    with open(path, "rb") as file:
+        rate, values = read(file)
+    return values[:rate // 16000]
+root = "/srv/of_the_author/data/client_1"
+classes = sorted(os.listdir(root))
+files = [os.path.join(root, each, name) for each in classes for name in os.listdir(os.path.join(root, each))]
+assert len(classes) == 3 and len(files) == 72 and all(map(os.path.isfile, files))
+path = files[5]
+assert path.endswith(".{end}")
+assert {read}
+"""
+    with stood_in(drawing_of(f"of = {{'no': 0, 'mild': 1, 'severe': 2}}\nend = '.{end}'", tmp_path)):
+        exec(code, {})
 
 
 def test_missing_folders_and_files_are_drawn_where_the_app_works(
@@ -424,6 +452,7 @@ def test_places_of_a_larger_data_set_are_few_drawn_examples(tmp_path: Path) -> N
         assert len(torch.utils.data.Subset(range(600), range(50_000, 60_000))) == 600
         assert list(torch.utils.data.Subset(range(600), range(590, 620))) == list(range(590, 600))
         assert len(torch.utils.data.Subset(range(600), torch.arange(598, 700))) == 2
+        assert list(torch.utils.data.Subset(range(600), range(600 - 3000, 600))) == list(range(600))
         assert len(hub.select(iter(range(9)))) == 9
         with pytest.raises(ValueError, match="train"):
             drawing.saved("partitions/client_0")["train"]

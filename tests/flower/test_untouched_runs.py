@@ -15,6 +15,7 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.compat import app_utils
+from flwr.serverapp.strategy import strategy_utils
 
 from fl_privacy.auditing.app import tapped_grid
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
@@ -112,6 +113,13 @@ def test_a_server_that_waits_for_more_clients_gets_them(tmp_path: Path) -> None:
     record = audited(tmp_path, "app_waits", PLAIN, server, only=())
     assert record["problems"] == ["The app waits for more than 2 clients; 1 joined."]
     assert "with 3 clients" in (tmp_path / "out" / "audit-app_waits" / "report.html").read_text()
+
+
+def test_as_many_clients_as_a_server_of_flower_waits_for_join_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(strategy_utils, "sleep")
+    grid = tapped_grid.TappedGrid([0], ClientApp(), {}, 1, tables={}, node_config={})
+    chosen, everybody = strategy_utils.sample_nodes(grid, 400, 5)
+    assert len(chosen) == 5 and len(everybody) == 400 and grid.joined == 399
 
 
 @pytest.mark.parametrize(("wanted", "nodes"), [(0, 1), (2, 2)])

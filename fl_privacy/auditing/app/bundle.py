@@ -30,17 +30,17 @@ from fl_privacy.auditing.app.scripts import (
     named,
     parsed,
 )
-from fl_privacy.auditing.app.stated import holders
+from fl_privacy.auditing.app.stated import LARGEST_PROJECT, holders, requirements_of, table_in
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.files import make_temporary, remove_temporary
-from fl_privacy.files.foreign import expanded, read_text
+from fl_privacy.files.foreign import expanded
 
 if TYPE_CHECKING:
     from fl_privacy.auditing.app.stand_in import Drawing
     from fl_privacy.auditing.app.started import Started
 
-LARGEST_BUNDLE, MOST_ENTRIES, LARGEST_PROJECT = 1 << 30, 20_000, 1 << 20
-"""Largest size of an unpacked bundle in bytes and number of its files, and size of a ``pyproject.toml`` in bytes."""
+LARGEST_BUNDLE, MOST_ENTRIES = 1 << 30, 20_000
+"""Largest size of an unpacked bundle in bytes, and number of its files."""
 
 MOST_NODES = 1000  # largest number of nodes from a file; ``--nodes`` may ask for more
 
@@ -267,7 +267,7 @@ def _unguarded(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def _has(files: Mapping[Path, SourceFile], place: str, module: str, names: set[str]) -> bool:
-    """Return whether ``module`` would define ``names`` if the folder ``place`` were its top-level package."""
+    """Return whether ``module`` defines ``names`` if the folder ``place`` is its package."""
     inner, found = Path(place, *module.split(".")[1:]), set[str]()
     there = [files[path].tree for path in (inner.with_suffix(".py"), inner / "__init__.py") if path in files]
     for node in (node for tree in there for node in ast.walk(tree)):
@@ -304,14 +304,14 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
     """
     place = expanded(path).absolute()
     if (chosen or {}).get("network") and place.is_dir():
-        wanted = _asked_for(place, {})
+        wanted = requirements_of(place, {})
         return App(folder=place, name=place.name, server="none:app", client="none:app", config={}, dependencies=wanted)
     if not place.is_file() or place.suffix != ".fab":
         options = dict(chosen or {})
         if place.is_dir() and (options.get("server") is not None or not _names_app(place / "pyproject.toml")):
             scripts = find_scripts(place, **options)
             if scripts is not None:
-                asked = _asked_for(place, {})
+                asked = requirements_of(place, {})
                 found = App(
                     folder=place, name=place.name, server="", client="", config={}, scripts=scripts, dependencies=asked
                 )
@@ -361,22 +361,25 @@ def _read(folder: Path, path: str | Path) -> App:
     except (ValueError, RecursionError, OSError) as error:  # TOMLDecodeError, no UTF-8, or a number of 5,000 digits
         said = " ".join(str(error).split())[:200]
         raise UserError(f"{project} is expected to be TOML, but is not ({said}); correct it.") from error
-    flower = _table(_table(content, "tool"), "flwr")
-    components, about = _table(_table(flower, "app"), "components"), _table(content, "project")
+    flower = table_in(table_in(content, "tool"), "flwr")
+    components, about = table_in(table_in(flower, "app"), "components"), table_in(content, "project")
     if not all(str(components.get(name, "")).partition(":")[0].strip(".") for name in ("serverapp", "clientapp")):
         raise UserError(
             f"{project} is expected to name serverapp and clientapp in [tool.flwr.app.components], or to lie in a"
             " folder with scripts that start a simulation or server of Flower, but does neither; add the names."
         )
     try:
-        config = _flat(_table(_table(flower, "app"), "config"))  # its dotted keys may exceed Python's recursion limit
+        config = _flat(
+            table_in(table_in(flower, "app"), "config")
+        )  # its dotted keys may exceed Python's recursion limit
     except RecursionError as error:
         raise UserError(f"{project} is expected to have a flat run config, but goes deeper; make it flat.") from error
-    federations = [each for each in _table(flower, "federations").values() if isinstance(each, Mapping)]
-    numbers = [_table(each, "options").get("num-supernodes") for each in federations]
+    federations = [each for each in table_in(flower, "federations").values() if isinstance(each, Mapping)]
+    numbers = [table_in(each, "options").get("num-supernodes") for each in federations]
     nodes = [n for n in numbers if isinstance(n, int) and not isinstance(n, bool) and n > 0]
     given = (str(components["serverapp"]), str(components["clientapp"]))
-    server, client = there = _elsewhere(folder, given) or given
+    spelled = (_as_spelled(folder, given[0]), _as_spelled(folder, given[1]))
+    server, client = there = _elsewhere(folder, spelled) or spelled
     misnamed = f"Flower does not run it: its pyproject.toml names {' and '.join(given)}, which are not there."
     return App(
         folder=folder,
@@ -387,10 +390,20 @@ def _read(folder: Path, path: str | Path) -> App:
         if there == given
         else f"{misnamed} Here {server} and {client} were taken: correct the names there.",
         config=config,
-        dependencies=_asked_for(folder, content),
+        dependencies=requirements_of(folder, content),
         python=str(about.get("requires-python", "")),
         nodes=min(nodes[0], MOST_NODES) if nodes else None,
     )
+
+
+def _as_spelled(folder: Path, reference: str) -> str:
+    """Correct underscores and capital letters in a module's name."""
+    *within, last = reference.partition(":")[0].split(".")
+    place = folder.joinpath(*within) if all(map(str.isidentifier, within)) else folder / last
+    near = [
+        each.stem for each in place.glob("*.py") if each.stem.lower().replace("_", "") == last.replace("_", "").lower()
+    ]
+    return reference.replace(f"{last}:", f"{near[0]}:") if len(near) == 1 else reference
 
 
 def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | None:
@@ -421,35 +434,6 @@ def is_importable(name: str) -> bool:
         return name in sys.modules or importlib.util.find_spec(name) is not None
     except (ValueError, ImportError):
         return False
-
-
-def _asked_for(folder: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the requirements in pyproject.toml (``content``; empty to parse it here), or else in requirements.txt."""
-    with suppress(UserError, ValueError, RecursionError):
-        content = content or tomllib.loads(read_text(folder / "pyproject.toml", LARGEST_PROJECT))
-    if isinstance(named := _table(content, "project").get("dependencies"), list):
-        return tuple(map(str, named))
-    by_poetry = _table(_table(_table(content, "tool"), "poetry"), "dependencies")
-    if by_poetry:
-        wanted = {name: each.get("version") if isinstance(each, Mapping) else each for name, each in by_poetry.items()}
-        return tuple(f"{name}{_specifier(str(each))}" for name, each in wanted.items() if name != "python")
-    with suppress(UserError):
-        text = read_text(folder / "requirements.txt", LARGEST_PROJECT).removeprefix("\ufeff")
-        lines = (line.partition(" #")[0].strip() for line in text.splitlines())
-        return tuple(line for line in lines if line and line[0] not in "#-")
-    return ()
-
-
-def _specifier(text: str) -> str:
-    """Convert a version of Poetry, such as ``^1.3``, to pip's form, such as ``>=1.3,<2``."""
-    if caret := re.fullmatch(r"\^(0\.)?(\d+)[\d.]*", text):
-        return f">={text[1:]},<{caret[1] or ''}{int(caret[2]) + 1}"
-    return text if re.match(r"[<>=!]|~=", text) else f"=={text}" if re.fullmatch(r"\d[\w.]*", text) else ""
-
-
-def _table(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = content.get(key)
-    return found if isinstance(found, Mapping) else {}
 
 
 def _unpacked(bundle: Path) -> Path:

@@ -189,7 +189,7 @@ def check_app(app: App) -> Check:
         above={name: str(each) for each, name in held},
         lent=sorted(set(_lent(near))),
         data=list({each.what: each for each in data}.values()),
-        network=sorted({name for name in needed | optional if name in NETWORK - {"wandb"}}),  # switched off there
+        network=sorted((needed | optional) & NETWORK - {*EARLIER["trackers"]}),  # which are switched off there
         nodes=min(app.nodes or 0, MOST_NODES),
         rounds=rounds if isinstance(rounds, int) and not isinstance(rounds, bool) else 0,
     )
@@ -267,7 +267,7 @@ def _written(tree: ast.Module) -> Iterator[str]:
 
 
 def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:
-    """Return the top-level names of modules imported at the start, and of those in functions, ``if`` or ``try``."""
+    """Return the names of modules imported at the start, and in functions, ``if`` or ``try``."""
     needed, optional = set[str](), set[str]()
 
     def visit(body: Iterable[ast.stmt], into: set[str]) -> None:

@@ -104,7 +104,6 @@ def around(
         stack.enter_context(replaced(AuditedStrategy, "start", start))
         stack.enter_context(replaced(torch.utils.data.DataLoader, "__init__", lent.loaded_here))
         moved, silent = stack.enter_context(lent.moved_names_lent()), stack.enter_context(lent.absent_left_out(absent))
-        stack.enter_context(lent.nothing_served(silent))
         keras = lent.keras_lent(code := lent.code_of(app.folder), partial(reached_by, app))
         if "USE_TF" not in os.environ and not re.search("tensorflow|keras", code):
             os.environ["USE_TF"] = "0"  # Transformers imports it otherwise, and fails by Keras 3

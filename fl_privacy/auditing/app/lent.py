@@ -345,20 +345,6 @@ def _with_present_arguments(
     return original(*args[:own], *args[len(parameters) :], **kwargs)
 
 
-@contextmanager
-def nothing_served(asked: list[str]) -> Iterator[None]:
-    """Keep ``prometheus_client`` from opening a port; note in ``asked`` that it tried."""
-
-    def serve(original: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        asked.extend({"prometheus_client"} - {*asked})
-        return _Silent("server"), _Silent("thread")
-
-    with ExitStack() as stack:
-        if PathFinder.find_spec("prometheus_client") is not None:  # others would be asked for what an app goes without
-            stack.enter_context(replaced(importlib.import_module("prometheus_client"), "start_http_server", serve))
-        yield
-
-
 def _by_generator(name: str, *places: str) -> Callable[..., Any]:
     """Return a method like Keras 2's ``<name>_generator``; ``places``: its positional arguments after the generator."""
 
@@ -466,11 +452,11 @@ def is_installed(frame: FrameType | None) -> bool:
 def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
     """Replace experiment trackers and plotting packages that are not installed by modules that do nothing.
 
-    Yield a list that collects those that the app imports. Anything called from ``missing`` packages raises
-    ``ModuleNotFoundError``. Other libraries still find trackers missing.
+    Those that report to a server are replaced even if installed. Yield a list of those that the app imports. Anything
+    called from ``missing`` packages raises ``ModuleNotFoundError``. Other libraries find trackers as they are.
     """
-    names = (*EARLIER["trackers"], *missing)
-    absent = [name for name in names if name not in sys.modules and _is_codeless(importlib.util.find_spec(name))]
+    names, served = (*EARLIER["trackers"], *missing), EARLIER["served"]
+    absent = [n for n in names if n not in sys.modules and (n in served or _is_codeless(importlib.util.find_spec(n)))]
     asked = list[str]()
 
     class Finder(Loader):
@@ -478,7 +464,8 @@ def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
         def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
             top = name.partition(".")[0]
             known = top not in absent or (top not in missing and is_installed(caller("importlib")))
-            if known or (name == top and not _is_codeless(PathFinder.find_spec(name, path))):
+            found = None if known or name != top else PathFinder.find_spec(name, path)
+            if known or not (_is_codeless(found) or "site-packages" in str(getattr(found, "origin", ""))):
                 return None
             asked.extend([top] if top not in (*asked, *missing) else [])
             return ModuleSpec(name, Finder(), is_package=True)

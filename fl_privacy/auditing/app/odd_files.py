@@ -7,6 +7,7 @@ import linecache
 import os
 import re
 import stat
+import wave
 from collections.abc import Iterator, Sequence
 from functools import partial
 from io import BytesIO, StringIO
@@ -20,7 +21,10 @@ from fl_privacy.auditing.app.stand_in import (
     DRAWN,
     IMAGE,
     LABEL,
+    OF_DATA,
     OF_MODEL,
+    SOUND,
+    TABLES,
     TEST,
     TRAIN,
     Drawing,
@@ -28,6 +32,7 @@ from fl_privacy.auditing.app.stand_in import (
     labels,
     numbers,
     pictures,
+    sounds,
     texts,
 )
 from fl_privacy.federation.replies import Failure, attempt
@@ -45,6 +50,10 @@ _RECORDINGS, _POINTER = {".edf", ".bdf", ".nii", ".mha"}, 200
 
 _SHARES = ("precision", "recall", "f1")
 _ENCODER = re.compile(r"(?<!auto)(?<!auto_)encoder|binari[sz]er|label_?enc", re.IGNORECASE)
+_VECTORIZER = re.compile(r"vectori[sz]er|tf-?_?idf", re.IGNORECASE)
+_SHARED_OUT, _PARTS = re.compile(r"partition|(client|node)s?[-_](ind|split)", re.IGNORECASE), 10
+"""Name of a file that divides examples among clients, and least number of them."""
+
 _SCALER = re.compile(r"scaler|normali[sz]er|imputer|transformer|preprocess", re.IGNORECASE)
 
 
@@ -170,7 +179,7 @@ def is_missing(path: object) -> bool:
 
 
 def _recorded(drawing: Drawing, package: str, path: str | Path) -> Any:
-    """Make up a 32-channel recording of a minute (``mne``), or a 32-slice scan, of 0 and 1 if ``path`` names labels."""
+    """Make up a 32-channel recording (``mne``) or a 32-slice scan, of 0 and 1 if ``path`` names labels."""
     library, rate, rng = importlib.import_module(package), drawing.fitted.get("rate", RATE), drawing.rng(str(path))
     scan = "a drawn scan of 32 slices, 64 x 64 each"
     drawing.note(str(path), f"a drawn recording, {rate} values a second" if package == "mne" else scan)
@@ -183,8 +192,12 @@ def _recorded(drawing: Drawing, package: str, path: str | Path) -> Any:
 
 
 def unpickled(drawing: Drawing, path: str | Path) -> Any:
-    """Return a placeholder for the pickle ``path``: an encoder, scaler, weights or arrays, as its name suggests."""
+    """Return what its name suggests for the pickle ``path``: a vectorizer, encoder, scaler, weights or arrays."""
     path = Path(path)
+    if _VECTORIZER.search(path.stem):
+        drawing.note(str(path), "a vectorizer of drawn texts")
+        learn = importlib.import_module("sklearn.feature_extraction.text")
+        return learn.TfidfVectorizer().fit(texts(TRAIN, drawing.classes or 2, drawing.rng(str(path))))
     if _ENCODER.search(path.stem):
         drawing.note(str(path), "an encoder of labels")
         return FittedStandIn(max(drawing.classes, 2))
@@ -329,8 +342,14 @@ def stated(drawing: Drawing, path: str, there: Path) -> Any:
 def records(drawing: Drawing, path: Path) -> Path | None:
     """Write made-up records in place of the missing JSON file ``path``, and return the new file's path.
 
-    Keys are those of records in another JSON file of the folder; ``None`` if there is none.
+    A file that divides examples has their numbers by client; other keys are those of another JSON file of the folder.
+    ``None`` if there is none.
     """
+    if path.suffix == ".json" and _SHARED_OUT.search(path.stem):
+        parts = max(_PARTS, drawing.shares)
+        drawing.note(str(path), f"equal shares of {TRAIN} examples for {parts} clients")
+        (made := drawing.place(path)).write_text(json.dumps({n: [*range(n, TRAIN, parts)] for n in range(parts)}))
+        return made
     near = sorted(path.parent.glob("*.json")) if path.suffix == ".json" else []
     held = (attempt(partial(lambda place: json.loads(place.read_text(encoding="utf-8")), each)) for each in near)
     firsts = (each[0] for each in held if isinstance(each, list) and each)
@@ -362,6 +381,37 @@ def unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> An
     if any(isinstance(each, stands) for each in (*args, *kwargs.values())):
         return torch.nn.modules.module._IncompatibleKeys([], [])
     return original(network, *args, **kwargs)
+
+
+def fill(drawing: Drawing, made: Path, asked: str = "", *, by_class: bool = False, suffix: str = "") -> None:
+    """Write made-up pictures or sounds to the folder ``made``, unless it exists.
+
+    Subfolders are classes if ``by_class`` (pictures) or if the name suggests a data set. ``asked``: path that
+    the app asked for. ``suffix``: kind of tables to name there instead.
+    """
+    if suffix:
+        made.mkdir(parents=True, exist_ok=True)
+        for number in range(TABLES):
+            (made / f"{number:02}{suffix}").touch()
+        return
+    names = drawing.class_names or [f"class_{n}" for n in range(drawing.classes or 2)]
+    classes, rng, asked = len(names), drawing.rng(asked or str(made)), asked or str(made)
+    heard, by_class = drawing.suffix == ".wav" and not by_class, by_class or bool(OF_DATA.search(made.name))
+    if made.is_dir():
+        return
+    number = 24 * classes
+    drawn = sounds(number, classes, rng) if heard else drawing.as_images(number, Shape(side=64, classes=classes), rng)
+    for number, each in enumerate(drawn):
+        place = made / names[number % classes] if by_class else made
+        place.mkdir(parents=True, exist_ok=True)
+        if not heard:
+            each.save(place / f"{number}{drawing.suffix.replace('wav', 'png')}")
+            continue
+        with wave.open(str(place / f"{number}.wav"), "wb") as file:
+            file.setparams((1, 2, SOUND, 0, "NONE", ""))
+            file.writeframes(each.tobytes())
+    kind = "sounds of a second" if heard else "pictures"
+    drawing.note(asked, f"{len(drawn)} drawn {kind}{f' in {classes} folders' * by_class}")
 
 
 def suffix_sought() -> str:

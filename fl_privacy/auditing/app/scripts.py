@@ -376,7 +376,9 @@ def _guessed(
                 known = usual, *fitting, *map(str, choices[:1]), None if first is None else str(first)
                 value = next(filter(None, (*known, _OF_TYPE.get(kind), example and example[1], last)))
             elif unset:
-                value = usual if kind in _OF_TYPE and not _ENDS.match(name) else None
+                flags = [] if usual or kind not in _OF_TYPE else [str(constant(each)) for each in asked[flag].args]
+                known = usual, *allowed(stated(flags) if flags else [], name, kind, choices)
+                value = next(filter(None, known), None) if kind in _OF_TYPE and not _ENDS.match(name) else None
             if value is not None:
                 many = constant(taken.get("nargs"))
                 yield from [flag] * flag.startswith("-") + [value] * (many if isinstance(many, int) else 1)

@@ -16,9 +16,9 @@ from fl_privacy.auditing.app.defaults import assigned
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
 from fl_privacy.files import shipped
 
-TRAIN, TEST, MOST_ROWS, OF_SHARE, MOST_DRAWN, TABLES = 600, 200, 10_000, 20, 20_000, 12
+TRAIN, TEST, MOST_ROWS, OF_SHARE, MOST_DRAWN, TABLES, SOUND = 600, 200, 10_000, 20, 20_000, 12, 16_000
 """Numbers of drawn training and test examples, largest row index in code for which more rows are drawn, number for each
-of many clients, largest number for all of them, and number of tables in a folder."""
+of many clients, largest number for all of them, number of tables in a folder, and values a second of a sound."""
 
 LABEL = re.compile(
     r"^(label|target|class|outcome|diagnosis|y|species|category|attack|fraud|churn|income|survived|default|result"
@@ -86,7 +86,7 @@ OF_DATA = re.compile(r"data|set$|train|test|val|client|images?$|part|split|site|
 OF_MODEL = re.compile(r"model|weight|best|check|ckpt|net|global|pretrain|state|encoder|backbone|notop", re.IGNORECASE)
 """Name of a file of weights."""
 
-_PICTURE = re.compile(r"\.(png|jpe?g|bmp)$", re.IGNORECASE)
+_PICTURE = re.compile(r"\.(png|jpe?g|bmp|wav)$", re.IGNORECASE)
 _CLASSES = re.compile(r"^(num|n|number_of)_?(clas{1,2}es|labels|outputs?|categories)$", re.IGNORECASE)
 _LABELED = re.compile(r"(target|label|class|outcome)_?(col|name|field|var)", re.IGNORECASE)
 _COLUMN = re.compile(r"(feature|col(umn)?|label|target|text|image)([-_](name|key|field))?$", re.IGNORECASE)
@@ -125,6 +125,12 @@ def numbers(number: int, columns: int, classes: int, rng: np.random.Generator) -
     return (means[labels(number, classes)] + rng.normal(size=(number, columns))).round(3)
 
 
+def sounds(number: int, classes: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw recordings (N, SOUND), int16: tones of their classes in noise."""
+    tones = 200 * (1 + labels(number, classes)[:, None]) * np.arange(SOUND) / SOUND
+    return (6000 * (np.sin(2 * np.pi * tones) + 0.3 * rng.normal(size=tones.shape))).astype(np.int16)
+
+
 def texts(number: int, classes: int, rng: np.random.Generator) -> list[str]:
     """Draw texts of 8 to 24 common words; each class prefers other words."""
     weights = 1 / np.arange(1, len(WORDS) + 1)
@@ -157,7 +163,7 @@ class Drawing:
     ``folder``: place of the files that are written. ``asked``: requested name -> phrase on the data made up for it.
     ``shares``: largest number of clients among which the app divides a data set. ``fitted``: pictures' ``channels`` and
     ``side``, or further ``columns`` of rows, that its network needs. ``unfit``: network and shape of an input that it
-    does not take. ``outputs``: number of outputs of the network called last.
+    does not take. ``outputs``: number of outputs of the network called last. ``suffix``: of pictures or recordings.
     """
 
     def __init__(
@@ -207,7 +213,7 @@ class Drawing:
         firsts = [first for first, _ in widths if isinstance(first, int)]
         self.features = (features or firsts or [0])[0]
         texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
-        self._suffix = next((found[0].lower() for found in map(_PICTURE.search, texts) if found), ".png")
+        self.suffix = next((found[0].lower() for found in map(_PICTURE.search, texts) if found), ".png")
 
     def uses(self, *packages: str) -> bool:
         return not self._imported.isdisjoint(packages)
@@ -218,7 +224,7 @@ class Drawing:
             node = self._constants.get(node.id, node)
         if isinstance(node, ast.ListComp) and dotted(node.elt) == dotted(node.generators[0].target) != "":
             return self._value(node.generators[0].iter, *within)  # such as those columns that are there
-        if isinstance(node, ast.List | ast.Tuple):
+        if isinstance(node, ast.List | ast.Tuple | ast.Set):
             return [self._value(each, *within) for each in node.elts]
         return constant(node)
 
@@ -287,6 +293,8 @@ class Drawing:
             self._removed |= {*_names(value)} if key == "remove_columns" else set()
             self._dropped |= {*_names(value)} if called(node) == "drop" else set()
         first = self._value(node.args[0]) if node.args else None
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "issubset" and "columns" in ast.dump(node):
+            self.names += _names(self._value(node.func.value))
         if called(node) == "rename_column" and len(node.args) == 2:
             self.names += _names(first)
             self._made |= {*_names(constant(node.args[1]))}
@@ -467,28 +475,6 @@ class Drawing:
     def picture(self, path: object) -> Any:
         self.note(str(Path(str(path)).parent), "drawn pictures")
         return self.as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
-
-    def fill(self, made: Path, asked: str = "", *, by_class: bool = False, suffix: str = "") -> None:
-        """Write made-up pictures to the folder ``made``, unless it exists.
-
-        They are in subfolders by class if ``by_class``, or if the name suggests a data set. ``asked``: path that the
-        app asked for. ``suffix``: kind of tables to name there instead, drawn on access.
-        """
-        if suffix:
-            made.mkdir(parents=True, exist_ok=True)
-            for number in range(TABLES):
-                (made / f"{number:02}{suffix}").touch()
-            return
-        names = self.class_names or [f"class_{n}" for n in range(self.classes or 2)]
-        classes, rng, asked = len(names), self.rng(asked or str(made)), asked or str(made)
-        by_class = by_class or bool(OF_DATA.search(made.name))
-        if made.is_dir():
-            return
-        for number, image in enumerate(self.as_images(24 * classes, Shape(side=64, classes=classes), rng)):
-            place = made / names[number % classes] if by_class else made
-            place.mkdir(parents=True, exist_ok=True)
-            image.save(place / f"{number}{self._suffix}")
-        self.note(asked, f"{24 * classes} drawn pictures{f' in {classes} folders' * by_class}")
 
 
 def _names(value: object) -> list[str]:

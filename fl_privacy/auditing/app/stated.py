@@ -2,18 +2,22 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from fl_privacy.errors import UserError
-from fl_privacy.files.foreign import open_regular
+from fl_privacy.files.foreign import open_regular, read_text
 
 MOST_BYTES, MOST_TOGETHER, MOST_LISTED, MOST_SETTINGS = 4 << 20, 1 << 25, 100_000, 1000
 """Largest size of a file and of all, and numbers of files and of settings files."""
+
+LARGEST_PROJECT = 1 << 20  # size of a ``pyproject.toml`` in bytes
 
 LEFT_OUT = {"venv", "env", "site-packages", "node_modules", "__pycache__", "tests", "test"}
 
@@ -148,3 +152,33 @@ def allowed(values: Sequence[str | None], name: str, kind: str, choices: Sequenc
             left_blank |= each == name or each.lower().startswith(("path/to", "your"))
             found += [each] * (each in map(str, choices) if choices else not left_blank)
     return found
+
+
+def requirements_of(folder: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the requirements in pyproject.toml (``content``; empty to parse it here), or else in requirements.txt."""
+    with suppress(UserError, ValueError, RecursionError):
+        content = content or tomllib.loads(read_text(folder / "pyproject.toml", LARGEST_PROJECT))
+    if isinstance(named := table_in(content, "project").get("dependencies"), list):
+        return tuple(map(str, named))
+    by_poetry = table_in(table_in(table_in(content, "tool"), "poetry"), "dependencies")
+    if by_poetry:
+        wanted = {name: each.get("version") if isinstance(each, Mapping) else each for name, each in by_poetry.items()}
+        return tuple(f"{name}{_specifier(str(each))}" for name, each in wanted.items() if name != "python")
+    with suppress(UserError):
+        text = read_text(folder / "requirements.txt", LARGEST_PROJECT).removeprefix("\ufeff")
+        lines = (line.partition(" #")[0].strip() for line in text.splitlines())
+        return tuple(line for line in lines if line and line[0] not in "#-")
+    return ()
+
+
+def _specifier(text: str) -> str:
+    """Convert Poetry's ``^1.3`` to pip's ``>=1.3,<2``."""
+    if caret := re.fullmatch(r"\^(0\.)?(\d+)[\d.]*", text):
+        return f">={text[1:]},<{caret[1] or ''}{int(caret[2]) + 1}"
+    return text if re.match(r"[<>=!]|~=", text) else f"=={text}" if re.fullmatch(r"\d[\w.]*", text) else ""
+
+
+def table_in(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the table ``key``, or an empty one."""
+    found = content.get(key)
+    return found if isinstance(found, Mapping) else {}

@@ -58,7 +58,7 @@ def drawn_for(
 
 @contextmanager
 def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda path, name: False) -> Iterator[Drawing]:
-    """Replace data sets that are missing on this machine by random data from ``drawing``, within the block.
+    """Replace data sets that are missing here by random data from ``drawing``, within the block.
 
     Those for which ``mirror(name, configuration)`` is ``True`` have a local copy, which is loaded instead.
     """
@@ -95,7 +95,7 @@ class Hooks:
             *(("pandas", name, self.table) for name in TABLES),
             *(("pandas", name, fetched(self.query)) for name in ("read_sql", "read_sql_query", "read_sql_table")),
             ("torch", "load", drawn(partial(odd_files.saved_by_torch, drawing))),
-            ("sqlite3", "connect", lambda original, path, *args, **kw: original(self._twin(path), *args, **kw)),
+            *((*to, self.placed) for to in (("sqlite3", "connect"), ("soundfile", "SoundFile.__init__"))),
             *((*to, self.kept) for to in (("torch", "save"), ("pandas.core.generic", "NDFrame.to_csv"))),
             *((at, "load_state_dict_from_url", fetched(NoWeights)) for at in ("torch.hub", "torchvision.models._api")),
             ("torch.nn", "Module.load_state_dict", odd_files.unless_missing),
@@ -168,6 +168,9 @@ class Hooks:
             return draw(path.path)
         return draw(path) if is_missing(path) else original(*args, **kwargs)
 
+    def placed(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(*map(self._twin, args), **kwargs)
+
     def saved(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         there = self._twin(path)
         try:
@@ -215,7 +218,7 @@ class Hooks:
         return original(made, *args, **kwargs)
 
     def split(self, original: Any, dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
-        """Split made-up examples in proportion to ``lengths``, counts for the missing data; ``original`` splits."""
+        """Split made-up examples in proportion to ``lengths``."""
         whole = self.drawing.asked and len(dataset) and all(isinstance(each, int | np.integer) for each in lengths)
         if whole and not any(lengths):  # more clients than drawn examples: those far behind get some again
             ends = np.arange(len(lengths))[:, None] * _LEAST + np.arange(_LEAST)
@@ -236,10 +239,10 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, size: int) -> Any:
-        """Return the indices below ``size``, the number of made-up examples; if none is, some of them modulo it."""
+        """Return the indices of the ``size`` made-up examples; if none is one, some of them modulo it."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
-        if self.drawing.asked and size and listed and max(indices) >= size:
-            return [each for each in indices if each < size] or [each % size for each in list(indices)[:size]]
+        if self.drawing.asked and size and listed and not -size <= min(indices) <= max(indices) < size:
+            return [each for each in indices if 0 <= each < size] or [each % size for each in list(indices)[:size]]
         return indices
 
     def divided(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -251,15 +254,18 @@ class Hooks:
 
     def listed(self, original: Any, path: Any = ".", *args: Any, **kwargs: Any) -> Any:
         path = self._twin(path)
+        if is_missing(path) and Path(path).is_absolute() and not (self._is_inside(path) or _is_of_packages(Path(path))):
+            self._elsewhere += [Path(path)] if stand_in.OF_DATA.search(Path(path).name) else []
+            path = self._twin(path)
         if self._is_inside(path) and not _WRITTEN.search(Path(path).name):
             kind, held = odd_files.suffix_sought(), [] if is_missing(path) else [Path(path, n) for n in _LISTED(path)]
             of_data = kind and stand_in.OF_DATA.search(str(path))
             if is_missing(path) or (of_data and not any(each.is_dir() or each.suffix == kind for each in held)):
-                self.drawing.fill(Path(path), suffix=kind)
+                odd_files.fill(self.drawing, Path(path), suffix=kind)
         return original(path, *args, **kwargs)
 
     def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
-        """Search files by a pattern (``original``); if no table is found, yield the name of one that can be drawn."""
+        """Search files by a pattern; if no table is found, yield the name of one that can be drawn."""
         place = Path(*map(str, given))
         root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
         tables = place.suffix.lower() in stand_in.DRAWN and root != place
@@ -327,7 +333,7 @@ class Hooks:
         return original(path, *args, **kwargs) or drawn
 
     def is_folder(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
-        """Return ``True`` for a folder, or for a missing data folder without which the app ends."""
+        """Return ``True`` for a folder, or a missing data folder without which the app ends."""
         if original(path, *args, **kwargs):
             return True
         place = Path(path) if is_missing(path) and not Path(path).suffix else None
@@ -410,7 +416,7 @@ class Hooks:
             with suppress(FileNotFoundError):  # there is no folder of a class, or one without pictures
                 return original(*args, **kwargs)
         given.arguments[name] = str(made := self.drawing.place(root))
-        self.drawing.fill(made, str(root), by_class=True)
+        odd_files.fill(self.drawing, made, str(root), by_class=True)
         return original(*given.args, **given.kwargs)
 
     def openml(self, number: object, *args: Any, **kwargs: Any) -> Any:
@@ -444,10 +450,7 @@ class Hooks:
 
 
 def _of_pictures(made: Any, drawn: np.ndarray, targets: np.ndarray, *, several: bool) -> None:
-    """Let ``made``, a torchvision data set that opens files, return the made-up pictures ``drawn`` and ``targets``.
-
-    If ``several``, each example has 40 attributes instead of a target.
-    """
+    """Let a torchvision data set that opens files return ``drawn`` and ``targets``, 40 attributes if ``several``."""
     pillow, plain = importlib.import_module("PIL.Image"), drawn[..., 0] if drawn.shape[-1] == 1 else drawn
     many = torch.from_numpy(np.arange(drawn.shape[0])[:, None] % np.arange(2, 42) == 0).long()
     made.targets = made.labels = made.y = made._labels = many if several else targets.tolist()
