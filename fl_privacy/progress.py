@@ -1,11 +1,14 @@
-"""Progress of long loops: ``counted("condensing images", range(200))`` reports to the thread's listener."""
+"""Progress of long loops, and limits of time: ``counted("condensing images", range(200))`` reports to a listener."""
 
+import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]  # (work done, work in all), in any unit; called often and cheap
@@ -131,3 +134,22 @@ def _tell(stages: tuple[Stage, ...]) -> None:
     _stages.set(stages)
     if (listener := _listener.get()) is not None:
         listener(stages)
+
+
+@contextmanager
+def within_seconds(seconds: float, late: Exception | None = None) -> Iterator[None]:
+    """Raise ``late`` (``TimeoutError``) in the block if it takes longer, again each second; only in the main thread."""
+    if threading.current_thread() is not threading.main_thread() or seconds == math.inf:
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        raise late or TimeoutError(f"it took more than {seconds:.0f} seconds")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -71,7 +71,7 @@ def test_the_page_speaks_of_rows_and_cells(page: Path) -> None:
     text = page.read_text()
     assert (
         "Cells right, upper end" in text
-        and "reconstructs the largest share of rows" in text
+        and "in which the largest share of rows was reconstructed" in text
         and "not measured" not in text
     )
     assert "PSNR" not in text and "dB" not in text and "alicious" not in text

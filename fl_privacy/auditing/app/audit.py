@@ -35,7 +35,7 @@ from fl_privacy.auditing.app.environment import (
 from fl_privacy.auditing.app.hub_models import fit
 from fl_privacy.auditing.app.lent import lent_in_words, pickles_loaded
 from fl_privacy.auditing.app.network_alone import LAST_ALONE, NODES, ClientsAlone, NetworkAlone
-from fl_privacy.auditing.app.network_found import BuiltNetworks, within_seconds
+from fl_privacy.auditing.app.network_found import BuiltNetworks
 from fl_privacy.auditing.app.odd_files import Score
 from fl_privacy.auditing.app.scripts import Scripts, named
 from fl_privacy.auditing.app.stand_in import Drawing
@@ -58,6 +58,7 @@ from fl_privacy.files.foreign import expanded, files_digest
 from fl_privacy.flower.opacus_watch import watched_opacus
 from fl_privacy.measure.answer import Answer
 from fl_privacy.models.gradients.memory import resolve_device
+from fl_privacy.progress import within_seconds
 from fl_privacy.report.audit_file import APP_DIGEST, folder_name, record_to_json, terminal_line
 from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.site.gate.framing import Said

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fl_privacy.auditing.app import odd_files
 from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.defaults import derived
-from fl_privacy.auditing.app.network_found import BuiltNetworks, DefinedNetworks, Network, within_seconds
+from fl_privacy.auditing.app.network_found import BuiltNetworks, DefinedNetworks, Network
 from fl_privacy.auditing.app.network_inputs import EXAMPLES, CodeSizes, Task, first_tensor, task_for
 from fl_privacy.auditing.app.scripts import CLIENT_CLASSES, named, usual_for
 from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing
@@ -33,6 +33,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.inside.legacy import LegacyClient, LegacyFedAvg, NumPyClient
 from fl_privacy.measure.answer import Answer
+from fl_privacy.progress import within_seconds
 from fl_privacy.report.audit_page import NOT_TESTED, AuditRecord
 from fl_privacy.rng import streams_put_back
 

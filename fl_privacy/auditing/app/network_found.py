@@ -2,12 +2,9 @@
 
 import ast
 import inspect
-import math
 import os
 import re
-import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -416,22 +413,3 @@ class GuessedSettings:
         if name.startswith("_"):
             raise AttributeError(name)
         return self.get(name)
-
-
-@contextmanager
-def within_seconds(seconds: float, late: Exception | None = None) -> Iterator[None]:
-    """Raise ``late`` (``TimeoutError``) in the block if it takes longer, again each second; only in the main thread."""
-    if threading.current_thread() is not threading.main_thread() or seconds == math.inf:
-        yield
-        return
-
-    def end(number: int, frame: Any) -> None:
-        raise late or TimeoutError(f"it took more than {seconds:.0f} seconds")
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

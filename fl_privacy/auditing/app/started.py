@@ -29,13 +29,13 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fl_privacy.auditing.app.lent import caller, code_of, is_installed
-from fl_privacy.auditing.app.network_found import within_seconds
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, SourceFile, cells_of, named, usual_for
 from fl_privacy.auditing.app.stated import OptionsStated, filled, holders
 from fl_privacy.auditing.instrument.watch import replaced, state_kept
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.inside.legacy import LegacyClient, LegacyFedAvg, NumPyClient, ServerAppComponents, ServerConfig
+from fl_privacy.progress import within_seconds
 
 USUAL_CLIENTS = 2  # number of clients of a server that names none, as in Flower's strategies
 
