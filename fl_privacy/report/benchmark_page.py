@@ -82,7 +82,8 @@ def render_benchmark(measured: MeasuredBenchmark) -> str:
 
 
 def why_incomplete(standing: StudyRow) -> str:
-    """Describe which jobs of the defense in ``standing`` are missing, and why; empty if none is."""
+    """Name the missing jobs of a defense and the reasons; empty if none is missing. ``standing``: its row in the ranking.
+    """
     entry = standing.entry
     folders = [path for name, path in entry.trainings.items() if name not in standing.trainings]
     folders += [entry.attacks[cell] for cell in standing.missing("malicious")]
@@ -326,7 +327,10 @@ class MeasuredBenchmark:
 
 
 def extent_of(row: StudyRow, threat: Threat) -> Extent:
-    """Return the most that leaked in ``row`` to attackers up to ``threat``; the worst value if a result is missing."""
+    """Return the largest leakage in ``row`` to attackers no more powerful than ``threat``.
+
+    ``WORST`` (everything leaks) if a result is missing.
+    """
     candidate = row.candidate(threat)
     return WORST if candidate is None or row.missing(threat) else candidate.extent
 

@@ -179,7 +179,7 @@ def _audit_risks(record: "AuditRecord", attacked: Sequence[Answer], kind: str) -
 
 
 def render_brief(run: Run) -> str:
-    """Render a run's brief as HTML, without pictures, texts and paths."""
+    """Render a run's one-page summary as HTML, without pictures, texts and paths."""
     verdict = verdict_of(run)
     found = verdict.readings
     folder = run.path / "reconstructions"

@@ -73,7 +73,11 @@ class RunRow:
 
 
 def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
-    """Return the accuracy of ``run`` in percent of the undefended run's, recorded or from ``runs``; else ``None``."""
+    """Return the accuracy of ``run`` in percent of the accuracy without a defense.
+
+    The latter is recorded with the run, or comes from an undefended run in ``runs`` with the same training; ``None`` if
+    there is neither.
+    """
     summary = run.summary
     if summary.pmm is not None or summary.final_accuracy is None or run.identity.undefended:
         return summary.pmm

@@ -53,7 +53,8 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
 
 
 def _below(originals: Tensor, guesses: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return ``guesses`` in the order of the ``originals`` they match, else white; ``sizes``: sizes of the batches."""
+    """Return the image to show below each original: its matched guess, or white; ``sizes``: number of images per batch.
+    """
     if originals.shape[1:] != guesses.shape[1:]:
         return guesses
     sizes = list(sizes) if sum(sizes) == len(originals) else [len(guesses)]

@@ -24,12 +24,12 @@ _BATCH_NORM = {
 
 
 def chosen(run: Run, group: str) -> str:
-    """Return the run's option of the config group ``group``; for a user's own code, the code's name."""
+    """Return the name of the option chosen in config group ``group``, or of the user's own function or class."""
     return chosen_option(run.identity, group)[0]
 
 
 def overview(run: Run) -> list[tuple[str, str]]:
-    """List (name, option and settings) of each config group whose option is not the usual one, and the seed."""
+    """List (name, chosen option and its settings) of each config group that differs from its default, and the seed."""
     without = run.of_kind("attack") and not run.summary.batch_norm
     unused = ("plan.batch_norm", "plan.probe_batch_norm") if without else ()
     rows = []
@@ -74,7 +74,10 @@ def telling_settings(run: Run) -> dict[str, str]:
 
 
 def names(runs: Sequence[Run]) -> tuple[list[str], str]:
-    """Return the options that differ between ``runs`` for each run (else its label), and the options that all share."""
+    """Return a name for each run, made of the options that differ between them, and the options that all runs share.
+
+    If no option differs, a run is named by its label.
+    """
     options = {group: [chosen(run, group) for run in runs] for group in GROUPS}
     varying = [group for group, taken in options.items() if len(set(taken)) > 1]
     same = {group: taken[0] for group, taken in options.items() if group not in varying}

@@ -40,7 +40,7 @@ def percent(value: float | None) -> str:
 
 
 def points(value: float | None) -> str:
-    """Format a percentage: 97.31 -> 97.3 %."""
+    """Format a number of percent: 97.31 -> 97.3 %; ``None`` becomes a dash."""
     return MISSING if value is None else f"{value:.1f} %"
 
 
@@ -75,7 +75,7 @@ def size(count: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Format ``value`` with three significant digits."""
+    """Format ``value`` with three significant digits; ``None`` becomes a dash."""
     return MISSING if value is None else "∞" if math.isinf(value) else f"{value:.3g}"
 
 
@@ -85,7 +85,10 @@ def metric(value: float | None, name: str) -> str:
 
 
 def below(upper: float, mean: float, name: str) -> str:
-    """Return ``(95 % sure: below UPPER)`` for a metric's mean; empty if it rounds to the mean or the largest value."""
+    """Return ``(95 % sure: below UPPER)`` for a metric's mean.
+
+    The text is empty if ``upper``, rounded, equals the mean or the metric's largest value.
+    """
     largest = LARGEST_PSNR if name == IMAGE_METRIC else METRICS[name].range[1] if name in METRICS else math.inf
     shown = metric(upper, name)
     if not math.isfinite(upper) or upper >= largest or shown in (metric(largest, name), metric(mean, name)):
@@ -94,7 +97,10 @@ def below(upper: float, mean: float, name: str) -> str:
 
 
 def interval(statistic: Statistic, name: str) -> str:
-    """Format a mean's 95 % interval in brackets, without unit; if unknown, the median, or a dash for few groups."""
+    """Format the 95 % interval of a mean in brackets, without unit.
+
+    If the interval is unknown, return the median, or a dash if there are too few uploads for an interval.
+    """
     show: Callable[[float], str] = METRICS[name].digits if name in METRICS else decimals
     if statistic.ci95 is None:
         return MISSING if statistic.groups < LEAST_SPLIT else f"median {show(statistic.median)}"
@@ -113,11 +119,11 @@ def title(name: str) -> str:
 
 
 def title_within(name: str) -> str:
-    """Return the title of the metric ``name`` in sentences."""
+    """Return the title of the metric ``name`` as written within a sentence."""
     return METRICS[name].name_within if name in METRICS else name.replace("_", " ")
 
 
 def papers_bound(name: str) -> str:
-    """Return the label of a chart's line at the threshold that papers set for the metric ``name``."""
+    """Return the chart label for the value of metric ``name`` from which papers call an example reconstructed."""
     threshold = METRICS[name].threshold
     return "" if threshold is None else f"{threshold.source}'s bound"
