@@ -82,8 +82,7 @@ def render_benchmark(measured: MeasuredBenchmark) -> str:
 
 
 def why_incomplete(standing: StudyRow) -> str:
-    """Name the missing jobs of a defense and the reasons; empty if none is missing. ``standing``: its row in the ranking.
-    """
+    """Name the missing jobs of a defense and the reasons, if any are missing; ``standing``: its row in the ranking."""
     entry = standing.entry
     folders = [path for name, path in entry.trainings.items() if name not in standing.trainings]
     folders += [entry.attacks[cell] for cell in standing.missing("malicious")]

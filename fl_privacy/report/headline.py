@@ -265,7 +265,7 @@ def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
 
 
 def tried_in_words(verdict: Verdict, kind: str) -> str:
-    """Describe the attack: its budget, whether the attacker knows the defense, the uploads per example, the image prior.
+    """Describe the attack: budget, whether the attacker knows the defense, uploads per example, image prior.
 
     ``kind``: noun for an example, such as ``image``.
     """

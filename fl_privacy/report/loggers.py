@@ -35,8 +35,7 @@ def log_run(run: Run | Path | str, to: Any) -> int:
 
 
 def scalars_of(run: Run) -> Iterator[Scalar]:
-    """Yield (name, value, round) for each number recorded in the run, unless it is NaN; an infinite PSNR becomes 100 dB.
-    """
+    """Yield (name, value, round) for each number of the run that is not NaN; an infinite PSNR becomes 100 dB."""
     decibels = f"{IMAGE_METRIC}_mean"
     for name, value, round in _figures(run):
         if not math.isnan(value):

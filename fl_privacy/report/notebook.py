@@ -53,8 +53,7 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
 
 
 def _below(originals: Tensor, guesses: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return the image to show below each original: its matched guess, or white; ``sizes``: number of images per batch.
-    """
+    """Return the image to show below each original, its matched guess or white; ``sizes``: images per batch."""
     if originals.shape[1:] != guesses.shape[1:]:
         return guesses
     sizes = list(sizes) if sum(sizes) == len(originals) else [len(guesses)]

@@ -78,7 +78,7 @@ def write_report(
 
 
 def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: float | None = None) -> Path:
-    """Write an HTML page that compares the defenses of a sweep, and its results as JSON next to it; return the page's path.
+    """Write an HTML page that compares a sweep's defenses, and the results as JSON next to it; return the page's path.
 
     ``psnr_below``: PSNR in dB that no image reconstructed under a recommended defense may reach.
     """

@@ -102,7 +102,8 @@ def report_app(
 ) -> str:
     """Attack captured updates of an app, write the report into ``folder``, and return one line on the result.
 
-    ``attack=None`` attacks none. ``name``: attack's name. ``candidates``: most distractor images.
+    ``attack``: ``None`` only reports. ``name``: attack's name. ``candidates``: largest number of other images among
+    which an attacked image has to be recognized.
     """
     started, captured = time.perf_counter(), app.captured
     chosen, truth, said = _worth_attacking(app, typical_rates=attack is not None)
@@ -172,7 +173,11 @@ def _attack_as_server_and_site(
 
 
 def _worth_attacking(app: CapturedApp, *, typical_rates: bool) -> tuple[Sequence[Observation], KnownImages, list[str]]:
-    """Return the uploads to attack (captured, or made by the server if none suits), their images, and report notes."""
+    """Return the uploads to attack, lookup of their images, and notes for the report.
+
+    If no captured upload is small enough, the server computes uploads itself. ``typical_rates``: ``True`` replaces
+    estimated learning rates by usual ones.
+    """
     truth = app.truth()
     chosen, said = worth_attacking(app.observations, every=app.every)
     if app.captured.rates_estimated and typical_rates:
@@ -238,7 +243,10 @@ def worth_attacking(
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Compute undefended one-step uploads of ``number`` images of ``truth``, with each round's model."""
+    """Compute uploads to try the attack on: for each round's model, one undefended step on each of ``number`` images.
+
+    ``truth`` supplies the images.
+    """
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):
@@ -265,8 +273,8 @@ def describe_app(
 ) -> list[str]:
     """Return sentences for the report on the threat model, the model, the updates, and defenses that clients state.
 
-    ``found``: sentence -> number of updates that it describes. ``defense``: what most clients state; ``defenses``: what
-    each states.
+    ``found``: sentence on updates -> number of updates for which it holds. ``defense``: defense that most clients
+    state; ``defenses``: client -> its stated defense.
     """
     lines = [
         "The server is honest but curious: it follows the protocol and analyzes what it receives. The clients are those"

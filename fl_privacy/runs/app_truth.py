@@ -41,7 +41,7 @@ class KnownImages:
     _drawn_at: dict[VictimId, int] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch | None:
-        """Return the examples behind the upload of ``victim``; ``None`` if not known, or if the data raise an error."""
+        """Return the examples behind the upload ``victim``; ``None`` if they are unknown, or loading the data fails."""
         if victim in self.given:
             return self.given[victim]
         found = attempt(lambda: self._batch(victim))
@@ -63,7 +63,7 @@ class KnownImages:
         return _as_batch(own) if len(own) == number else None
 
     def _drawn_anew(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
-        """Repeat the seeded draw of a probe's images; return ``None`` unless their fingerprints are ``wanted``."""
+        """Repeat the seeded draw of a probe's images; ``None`` if their fingerprints are not those in ``wanted``."""
         if victim.probe is None or (self.data is None and self.of_client is None):
             return None
         with streams_put_back():
@@ -89,7 +89,10 @@ class KnownImages:
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
-        """Return the indices of the images in the probes ``victims``: in a client's ``partition``, or in all data."""
+        """Return the indices of the images behind the probes (extra uploads) ``victims``.
+
+        Indices count within the data of one client's ``partition``, or, for ``None``, within the whole data set.
+        """
         found = set[int]()
         for victim in victims:
             if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):

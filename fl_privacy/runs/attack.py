@@ -38,9 +38,10 @@ from fl_privacy.types.victim_ids import Attacker
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
-    """Attack captured or new uploads without a training; return the run's folder.
+    """Attack uploads without federated training; return the run's folder.
 
-    ``UserError`` if ``config`` names no attack.
+    The uploads were captured by an earlier run, or are computed for this attack. ``UserError`` if ``config`` names no
+    attack.
     """
     name = config.secure_aggregation["name"]
     if name != "secagg" or config.captured or "_target_" in config.server:
@@ -231,7 +232,7 @@ def expect_of(setup: Setup, observation: Observation) -> None:
 
 
 def as_captured(config: RunSettings) -> RunSettings:
-    """Return ``config`` with data, model and clients of the run that it attacks; ``UserError`` if its files changed."""
+    """Return ``config`` with data, model and clients of the captured run; ``UserError`` if its settings were edited."""
     folder = Path(str(config.captured))
     run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
     if run is None:
@@ -252,7 +253,7 @@ def as_captured(config: RunSettings) -> RunSettings:
 
 
 def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
-    """Raise ``UserError`` if ``keys`` differ in ``config`` from the run whose captured uploads it attacks."""
+    """Raise ``UserError`` if ``config`` sets one of ``keys`` to another value than the captured run had."""
     if config.captured is None or app_captures(config.captured) is not None:
         return
     found = as_captured(config)

@@ -174,9 +174,10 @@ def update_distortion(
 ) -> tuple[distortion.UpdateDistortion, Mapping[str, float]]:
     """Measure how far the defense moved an intercepted update from the undefended one.
 
-    For an update of one example to a model that begins with a fully connected layer, also return how well its gradients
-    determine the input (see ``LinearSystem``): ``condition`` from all rows; ``contraction``, ``error_bound`` and
-    ``solvable`` (1 or 0) from the row with the largest uploaded bias gradient. Otherwise the mapping is empty.
+    For an update of one example to a model that begins with a fully connected layer, also return how well this layer's
+    gradients determine its input, by name (see ``LinearSystem``): ``condition`` uses all neurons of the layer;
+    ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) only the one with the largest uploaded bias gradient.
+    Else the mapping is empty.
     """
     clean, seen = replace(observation, upload=truth.replay(observation).undefended()).update(), observation.update()
     alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
@@ -208,7 +209,7 @@ VICTIMS_PER_CALL = 256  # victims after which results are saved; the attack's re
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackStage:
-    """Attacks observations and records the scores; the run continues if an attack fails."""
+    """Runs the reconstruction attack on intercepted uploads and records the scores, even if it fails on some."""
 
     attack: ReconstructionAttack
     seed: int

@@ -117,7 +117,10 @@ class CanaryStage:
         return derive_generator(self.setup.config.seed, "canaries", *names)
 
     def _drawn(self, like: Tensors) -> tuple[Tensor, Tensor]:
-        """Return random coordinates (s,) of an update and, on these, unit vectors (m, s) of m canaries; drawn once."""
+        """Return s random coordinates of an update, sorted, and one random unit vector (m, s) for each canary.
+
+        They are drawn in the first call only. ``like``: tensors of an update.
+        """
         if self._chosen is None:
             size, number = sum(value.numel() for value in like.values()), self.canaries.number
             places = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]
@@ -128,7 +131,10 @@ class CanaryStage:
         return self._chosen
 
     def _by_clients(self, sent: Observation) -> Tensor:
-        """Return the scores (m,) of made-up clients (canaries): some upload a secret direction, the others zeros."""
+        """Score (m,) how strongly each canary's upload contains the canary's secret direction.
+
+        A canary is an invented client; the included ones upload their direction, the others zeros.
+        """
         places, directions = self._drawn(sent.upload.tensors)
         # count the sorted coordinates in each array
         ends = torch.tensor([value.numel() for value in sent.upload.tensors.values()]).cumsum(0)
@@ -147,7 +153,10 @@ class CanaryStage:
         return scores
 
     def _by_examples(self, sent: Observation) -> Tensor:
-        """Return the scores (m,) of made-up examples (canaries), some of which add gradients to a client's steps."""
+        """Score (m,) how strongly the update contains each canary: an invented example with a random gradient.
+
+        The included canaries' gradients are added to the client's steps at random.
+        """
         client, like, norm = self.setup.first, sent.upload.tensors, clip_norm_of(self._defense) or 1.0
         places, directions = self._drawn(like)
         rng, examples = self._rng("sampling", sent.id.round), len(client.indices)

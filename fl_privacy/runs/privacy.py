@@ -65,7 +65,10 @@ def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy
 
 
 def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Guarantee]:
-    """Return the guarantees of clients at most risk: no other client has as high a sampling rate and as many steps."""
+    """Return the privacy guarantees of the clients at most risk.
+
+    A client is left out if another one has at least its sampling rate and at least its steps per round.
+    """
     server, plan = setup.server, setup.server.local_plan
     kinds = set()
     for client in setup.clients.values():
@@ -88,21 +91,22 @@ def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Gu
 
 
 def rounds_taken_part(setup: Setup) -> Sequence[int]:
-    """Return, for each round, the largest number of rounds in which one client has taken part so far."""
+    """Return, for each round, in how many rounds so far the client with the most participations took part."""
     turns = len(setup.clients) if setup.server.plan.aggregation == "round_robin" else 1
     return [math.ceil(round / turns) for round in range(1, setup.rounds + 1)]
 
 
 def calibrated(config: RunSettings) -> RunSettings:
-    """Return ``config`` with the noise that just spends the budget ``privacy.epsilon``; unchanged without a budget."""
+    """Return ``config`` with the least noise that keeps the training within ``privacy.epsilon``, if that is set."""
     changes = noise_for_budget(config)
     return config.changed(changes) if changes else config
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Return the settings, by key, whose noise spends ``privacy.epsilon`` by the last round; empty without a budget.
+    """Return setting -> value of the defense's noise with which ``privacy.epsilon`` is spent in the last round.
 
-    ``UserError`` if the defense gives no guarantee, or no single setting scales its noise.
+    ``privacy.epsilon`` itself gets ``None``, since it is then settled; empty without a budget. ``UserError`` if the
+    defense gives no guarantee, or no single setting scales its noise.
     """
     done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:

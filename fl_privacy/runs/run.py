@@ -54,7 +54,8 @@ def run_experiment(
 ) -> Path:
     """Run ``config`` unless it has finished; return its folder. ``UserError`` if settings do not fit or clients fail.
 
-    ``early``: number of a round after which the global model is saved too.
+    ``backend``: runs the rounds, in this process or by Flower. ``clients``: whether clients are simulated or hold their
+    own data. ``early``: number of a round after which the global model is saved too.
     """
     if config.captured is not None:
         raise UserError(
@@ -138,7 +139,10 @@ def readers_of(
     privacy: Privacy,
     clients: ClientLocation,
 ) -> list[Reader]:
-    """Build the parts of a run that receive intercepted uploads, in order; ``waiting``: uploads to attack later."""
+    """Build the stages that receive each intercepted upload, in the order of their calls.
+
+    ``waiting``: buffer of uploads to attack later. ``clients``: whether clients are simulated or hold their own data.
+    """
     config, found = setup.config, list[Reader]()
     if config.intercept.save:
         found.append(CaptureWriter(folder.path / CAPTURES))

@@ -27,7 +27,10 @@ DEFENSES: Mapping[str, Callable[..., Defense]] = {
 
 
 def claims_of_run(path: Path, asked: DpCheckRequest) -> list[ClaimVerdict]:
-    """Recompute the epsilon that a run states, and test its defense; ``UserError`` if its settings are wrong."""
+    """Recompute the epsilon that a run states, and test by sampling whether its defense keeps the claim.
+
+    ``asked``: settings of the test. ``UserError`` if the run's settings are wrong.
+    """
     run = read_run(path)
     config = run.identity.config
     name = str((config.get("choices") or {}).get("defense", ""))

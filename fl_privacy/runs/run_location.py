@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """Runs ``rounds`` rounds on ``server``; all backends give the same numbers."""
+    """Way to run the rounds of a training, such as in this process or by Flower; results do not depend on it."""
 
     def __call__(
         self, server: Server, source: ClientSource, *, rounds: int, audit: Audit, interceptor: Interceptor
@@ -32,7 +32,7 @@ class Backend(Protocol):
 def plain_loop(
     server: Server, source: ClientSource, *, rounds: int, audit: Audit, interceptor: Interceptor
 ) -> Generator[Round, None, object]:
-    """Run every client in this process, one after the other."""
+    """Train in this process, one client after the other; yield each round."""
     from fl_privacy.federation import plain_rounds  # noqa: PLC0415  (PyTorch)
 
     return plain_rounds(server, source(), rounds=rounds, audit=audit, interceptor=interceptor)
@@ -112,7 +112,10 @@ class RunLocation:
 
     @contextmanager
     def recording(self, monitor: Monitor) -> Iterator[RunFolder]:
-        """Open the run's folder (``finished`` if another process ran it), yield it, and write its page at the end."""
+        """Open the run's folder, yield it, and write its page at the end.
+
+        The folder is ``finished`` if another process has just completed this run.
+        """
         config = self.config
         try:
             opened = RunFolder.open_or_create(

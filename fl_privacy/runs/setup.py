@@ -99,7 +99,10 @@ class Setup:
         )
 
     def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
-        """Return the intercepted upload of each probe; clients get the model ``sent``, or a malicious server's one."""
+        """Ask clients for one upload per probe on the model ``sent``, and return the intercepted uploads.
+
+        A malicious server sends a crafted model instead.
+        """
         found: list[Observation] = []
         interceptor = self.interceptor()
         for probe in counted("victim", self.audit.probes):
@@ -127,7 +130,10 @@ class Setup:
         )
 
     def behind(self, victim: VictimId) -> Sequence[int]:
-        """Return the ids of the clients behind the upload ``victim``: one, or those averaged if a site attacks."""
+        """Return the ids of the clients whose data are behind the upload ``victim``.
+
+        There are several if the attacker is a client, which sees only their mean.
+        """
         if not self.config.sites or victim.probe is not None or self.config.threat_model.differences:
             return [victim.client]
         without = {*self.config.sites, *self.excluded.get(victim.round, ())}

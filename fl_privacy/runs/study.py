@@ -287,7 +287,7 @@ PAGE, FIGURES = "benchmark.html", "benchmark.json"  # files in the benchmark's f
 
 
 def measured_by(plan: StudyPlan[Track]) -> MeasuredBenchmark:
-    """Return the results of the jobs of ``plan`` that have finished."""
+    """Collect the results of a benchmark from the jobs of its ``plan`` that have finished."""
     jobs = [job for stage in plan.stages() for job in stage]
     done = [job.folder for job in jobs if job.finished]
     found = [read_environment(folder) for folder in done]
@@ -319,7 +319,10 @@ def write_benchmark(plan: StudyPlan[Track], measured: MeasuredBenchmark) -> Path
 
 
 def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> MeasuredTable:
-    """Build the table of the trade-off ``grid`` from finished jobs; ``UserError`` for fewer than two trainings."""
+    """Build the table of a sweep over defenses and strengths; ``UserError`` if fewer than two trainings finished.
+
+    ``grid``: name of the sweep. ``overrides``: settings from the command line.
+    """
     study, entries = plan.study, plan.entries()
     rows = read_study(entries)
     asked = asked_of([finding for row in rows for finding in row.findings])
@@ -344,7 +347,10 @@ def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> 
 
 
 def write_sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> None:
-    """Save the ``sweep_table`` of the trade-off ``grid`` next to its page; delete it if too few trainings finished."""
+    """Save the sweep's results (:func:`sweep_table`) in ``plan.out``; delete the file if too few trainings finished.
+
+    ``grid``: name of the sweep. ``overrides``: settings from the command line.
+    """
     file = plan.out / MEASURED
     try:
         write_tables(file, [sweep_table(plan, grid, overrides)])

@@ -47,9 +47,9 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
 
 @lru_cache(maxsize=1024)
 def _apart(override: str, stamp: int) -> tuple[str, tuple[str, Any]] | None:
-    """Return group, option and settings of ``group=option``; ``None`` if the option may change other groups.
+    """Return group, option and settings of ``group=option``; ``None`` if the option may also change other groups.
 
-    ``stamp``: number for the cache, which changes with the files.
+    ``stamp``: part of the cache key; it changes when configuration files change.
     """
     group, _, option = override.partition("=")
     path = CONFIG_DIR / group / f"{option}.yaml"
@@ -323,7 +323,10 @@ def _remedy(text: str) -> str:
 
 
 def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
-    """Raise ``UserError`` for unknown keys; return ``overrides``, with Hydra's ``++`` before keys that no file has."""
+    """Raise ``UserError`` for unknown keys; return ``overrides`` in a form that Hydra accepts.
+
+    A known key that the configuration files leave out gets Hydra's prefix ``++``. ``chosen``: group -> option.
+    """
     missing, checked = _left_out(config), []
     for override in overrides:
         key = override.key_or_group

@@ -66,7 +66,10 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings in the file ``path`` that attacks on captured updates keep; ``UserError`` for unsafe code."""
+    """Return the settings that an attack on captured updates copies from the recorded run's file ``path``.
+
+    ``trust``: import paths allowed in addition; ``UserError`` for other code that is not part of this package.
+    """
     found, parts = read_settings(path), captured_groups()
     choices = _choices(path, found, parts, trust)
     declared = [key for key, _ in declared_settings()]
@@ -84,7 +87,10 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return all settings of the run that wrote ``path``; ``UserError`` for code not registered or in ``trust``."""
+    """Return all settings in the recorded run's file ``path``.
+
+    ``UserError`` if it names code that neither belongs to this package nor is listed in ``trust``.
+    """
     found = read_settings(path)
     _choices(path, found, [part for part in groups() if isinstance(found.get(part), dict)], trust)
     return found
@@ -119,7 +125,7 @@ def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str
 
 
 def trusted(trust: str | Sequence[str] | None) -> frozenset[str]:
-    """Return the import paths and data names that the setting ``trust`` allows."""
+    """Return the import paths and data set names that the setting ``trust`` allows."""
     return frozenset([trust] if isinstance(trust, str) else trust or ())
 
 
@@ -132,9 +138,10 @@ def trust_in(overrides: Sequence[str]) -> frozenset[str]:
 def expect_registered(
     part: str, section: Mapping[str, Any], registered: Mapping[str, Any], trust: Collection[str], *, where: str
 ) -> None:
-    """Raise ``UserError`` if ``section`` names code neither ``registered`` nor in ``trust``, or lacks a setting.
+    """Raise ``UserError`` if ``section`` names code outside ``registered`` and ``trust``, or lacks a setting.
 
-    ``part``: the section's name. ``where``: its file, for errors.
+    ``registered``: the package's own settings of the chosen option. ``part``: section's name; ``where``: its file, for
+    errors.
     """
     for key, value in _mappings(section, part):
         for name in value:

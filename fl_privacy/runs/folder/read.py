@@ -259,7 +259,10 @@ def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
 
 
 def shared_as(folder: Path) -> Shared | None:
-    """Return the content of a shared copy of a run; ``None`` for the run itself, ``UserError`` for a damaged note."""
+    """Return what a copy of a run made for sharing contains; ``None`` if ``folder`` is no copy.
+
+    ``UserError`` if the file that marks copies is damaged.
+    """
     note = folder / NOTE
     if not note.is_file():
         return None

@@ -217,5 +217,5 @@ class RunFolder:
 
 
 def folder_name(label: str, config: Mapping[str, Any]) -> str:
-    """Return the folder name of the run that ``config`` describes."""
+    """Return the folder name ``LABEL-HASH`` of the run with settings ``config``."""
     return f"{label}-{run_hash(config)}"
