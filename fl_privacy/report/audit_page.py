@@ -403,8 +403,8 @@ UPLOADS: Mapping[AttackedUploads, str] = {
 def audit_of_run(name: str, verdict: Verdict, site: tuple[Counts, int] | None = None) -> AuditRecord:
     """Return the record of a strategy's audit, with one result for each round and attacker.
 
-    ``name``: name of the app. ``site``: counts of other clients' examples that one client reconstructed, and the number
-    of clients; ``None`` if this attack was not tried.
+    ``site``: counts of other clients' examples that one client reconstructed, and number of clients; ``None``: not
+    tried.
     """
     found, source = verdict.readings, verdict.facts.source
     several, answers = len({one.attacker for one in found}) > 1, []

@@ -25,10 +25,7 @@ SHORT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One bar of a chart: a share in [0, 1] with its 95 % interval, ``None`` if not known.
-
-    ``control``: share reached by guesses without the upload.
-    """
+    """One bar of a chart: a share in [0, 1], its 95 % interval, and ``control``, the share that guesses reach."""
 
     title: str
     figure: str = "not attacked"  # the share in words, for people who see no picture too
@@ -63,7 +60,7 @@ def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
 
 
 def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Bar]:
-    """Return each bar ``before`` a defense, followed by the bar ``after``; if ``defense`` is empty, only ``after``."""
+    """Return each bar without a defense (``before``), followed by the one with it; only ``after`` if there is none."""
     if not defense:
         return list(after)
     found, old = list[Bar](), {bar.title: bar for bar in before}
@@ -129,10 +126,7 @@ def _of_question(answer: Answer, found: Estimate) -> Bar:
 
 
 def best_of(step: Answer, *, in_words: bool = False) -> list[Shown]:
-    """Return the best ``MOST_BEST`` reconstructions of the attack whose answer is ``step``.
-
-    They are ranked by squared error or, if ``in_words``, by the number of right words.
-    """
+    """Return the ``MOST_BEST`` best reconstructions in ``step``, by squared error or, ``in_words``, by right words."""
 
     def distance(one: Shown) -> float:
         if in_words:

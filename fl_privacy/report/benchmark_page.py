@@ -186,7 +186,7 @@ SCHEMA = Path(__file__).resolve().parent / "benchmark.schema.json"
 
 
 def benchmark_as_plain(measured: MeasuredBenchmark) -> dict[str, Any]:
-    """Return the figures as plain values; only ``clock`` differs between repeated benchmarks."""
+    """Return a benchmark's figures as plain values; what differs between repetitions is in ``clock``."""
     track = measured.track
     return {
         "format": FORMAT,
@@ -326,10 +326,7 @@ class MeasuredBenchmark:
 
 
 def extent_of(row: StudyRow, threat: Threat) -> Extent:
-    """Return the largest leakage in ``row`` to attackers no more powerful than ``threat``.
-
-    ``WORST`` (everything leaks) if a result is missing.
-    """
+    """Return the largest leakage to attackers no stronger than ``threat``; ``WORST`` if a result is missing."""
     candidate = row.candidate(threat)
     return WORST if candidate is None or row.missing(threat) else candidate.extent
 

@@ -71,11 +71,11 @@ def line_chart(
     faint: bool = False,
     marks: Sequence[Sequence[tuple[float, float]]] = (),
 ) -> Markup:
-    """Draw curves over a common axis; ``alt`` describes the chart to those who don't see it.
+    """Draw curves over a common axis; ``x``, ``y``: titles of the axes; ``alt``: description of the chart.
 
-    ``x``, ``y``: titles of the axes. ``percent``: ``True`` if the values of y are shares, which are shown in percent
-    from 0. ``log`` makes the y axis logarithmic; ``faint`` draws thin lines in one color. ``marks``: for each curve, a
-    point (x, y) for each frame of an animation; the point of frame N has an SVG id that ends in ``-moment-N``.
+    ``percent``: ``True`` if the values of y are shares, which are shown in percent from 0. ``log`` makes the y axis
+    logarithmic; ``faint`` draws thin lines in one color. ``marks``: for each curve, a point (x, y) for each frame of an
+    animation; the point of frame N has an SVG id that ends in ``-moment-N``.
     """
 
     def place(x: float, y: float | None) -> tuple[float, float]:

@@ -127,10 +127,7 @@ def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str
 
 
 def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
-    """Return an example's data for the page: client and round, caption, label and failure.
-
-    ``kind``: ``image``, ``text`` or ``row``. ``metrics``, ``more``: see :func:`caption`.
-    """
+    """Return the page's data on an ``image``, ``text`` or ``row`` (``kind``): origin, caption, label, failure."""
     right, certainty, place = record.get("label_correct"), record["certainty"], place_of(record, kind)
     label = "" if right is None else "label found" if right else "label wrong"
     if (taken := record.get("label")) is not None:
@@ -157,10 +154,7 @@ def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
 
 
 def from_many(ranked: Sequence[Mapping[str, Any]], count: int, kind: str) -> list[Mapping[str, Any]]:
-    """Choose ``count`` examples from ``ranked`` (best first); return them in that order.
-
-    Examples of clients and uploads that were not chosen yet go first. ``kind``: noun for an example, such as ``row``.
-    """
+    """Choose ``count`` of the ``ranked`` examples (best first), if possible from different clients and uploads."""
     chosen: dict[str, Mapping[str, Any]] = {}
     for of in (lambda one: one["client"], lambda one: one["id"], lambda one: place_of(one, kind)):
         for one in ranked:
@@ -170,10 +164,7 @@ def from_many(ranked: Sequence[Mapping[str, Any]], count: int, kind: str) -> lis
 
 
 def gallery_title(run: Run, kind: str) -> str:
-    """Return the gallery's title: the number of attacked examples and their rounds.
-
-    ``kind``: ``image``, ``text`` or ``row``.
-    """
+    """Return a gallery's title: number and rounds of attacked examples; ``kind``: noun for one, such as ``image``."""
     attacked = run.of_kind("image")
     rounds = sorted({image["round"] for image in attacked})
     number, where = len({(str(v["id"]).removeprefix(f"round-{v['round']}/"), v["image"]) for v in attacked}), ""
@@ -187,10 +178,7 @@ def gallery_title(run: Run, kind: str) -> str:
 
 
 def caption(record: Mapping[str, Any], metrics: Sequence[str] = CAPTION, more: Sequence[str] = ()) -> str:
-    """Return a caption that lists the example's ``metrics`` and the phrases ``more``.
-
-    If no original is known, the caption states the attack's loss instead.
-    """
+    """Return a caption of the ``metrics`` and phrases ``more``, or of the attack's loss if no original is known."""
     if record.get("label") is not None and record.get("attack_loss") is not None:
         return f"The attacker's own loss {record['attack_loss']:.3g}"
     figures = [f"{title(name)} {metric(record[name], name)}" for name in metrics if record.get(name) is not None]
@@ -275,7 +263,7 @@ def uncolored(tokens: Sequence[str]) -> list[Piece]:
 def text_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> dict[str, Any]:
     """Return the page's data on an attacked text: tokens of the original (empty if unknown) and of the guesses.
 
-    ``record``: the text's results. ``found``: original and guesses by victim and text. ``rank``: such as ``Best``.
+    ``record``: its results. ``found``: (victim id, text number) -> original and guesses. ``rank``: such as ``Best``.
     """
     sentence = found.get((record["id"], record["image"]), Sentence(None))
     original = sentence.original
@@ -326,7 +314,7 @@ def _equal(run: Run, by: str) -> bool:
 def row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> dict[str, Any]:
     """Return the page's data on an attacked table row: original (``?`` if unknown) and guessed cells of each column.
 
-    ``record``: the row's results. ``found``: original and guesses by victim and row. ``rank``: such as ``Best``.
+    ``record``: its results. ``found``: (victim id, row number) -> original and guesses. ``rank``: such as ``Best``.
     """
     pair = found.get((record["id"], record["image"]), RowPair(None))
     original, control = pair.original, record.get("control_cells")

@@ -265,10 +265,7 @@ def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
 
 
 def tried_in_words(verdict: Verdict, kind: str) -> str:
-    """Describe the attack: budget, whether the attacker knows the defense, uploads per example, image prior.
-
-    ``kind``: noun for an example, such as ``image``.
-    """
+    """Describe the attack on examples (``kind``): budget, knowledge of the defense, number of uploads, image prior."""
     facts = verdict.facts
     server = observer(facts) if facts.server or facts.sites else "an honest-but-curious server"
     name = facts.attack or "the server's own reconstruction"

@@ -22,10 +22,8 @@ Scalar = tuple[str, float, int]  # name, value, round
 def log_run(run: Run | Path | str, to: Any) -> int:
     """Log a run's figures by round, and its verdict; return the number of figures.
 
-    Figures are test accuracy, losses and epsilon, and for each attacker the reconstructed share, its upper 95 % bound,
-    and the mean of the main metric. ``to`` is ``SummaryWriter`` of TensorBoard or tensorboardX, the module ``mlflow``,
-    or the result of ``wandb.init``; or ``tensorboard:FOLDER``, ``mlflow``, ``wandb``. ``UserError`` without a run or
-    logger, or if the logger's package is missing.
+    ``to``: ``SummaryWriter`` of TensorBoard or tensorboardX, the module ``mlflow``, or the result of ``wandb.init``; or
+    ``tensorboard:FOLDER``, ``mlflow``, ``wandb``. ``UserError`` without a run or logger, or if its package is missing.
     """
     found = run if isinstance(run, Run) else read_run(Path(run))
     scalars = list(scalars_of(found))

@@ -57,7 +57,7 @@ def render_search(found: Findings, *, data: str, model: str, seed: int) -> str:
 
 
 def policy_in_words(policy: Policy) -> str:
-    """Name the operations of ``policy``, with their levels."""
+    """Name the image operations of ``policy``, with their levels."""
     return ", ".join(f"{operation.name.replace('_', ' ')} {operation.level}" for operation in policy.operations)
 
 

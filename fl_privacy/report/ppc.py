@@ -34,10 +34,7 @@ DISTANCES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Results of one attack on a training with a defense (``mechanism``) at one strength.
-
-    The distances are those between originals and reconstructions.
-    """
+    """Accuracy, and distances of reconstructions from originals, under a defense (``mechanism``) at one strength."""
 
     mechanism: str
     strength: str
@@ -55,10 +52,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Cap:
-    """A defense's mean, over its strengths, of accuracy times distance between originals and reconstructions.
-
-    This is the metric CAP of Fan et al. 2020; higher is better. ``points``: number of strengths.
-    """
+    """A defense's mean, over ``points`` strengths, of accuracy times distance from originals (CAP, Fan et al. 2020)."""
 
     mechanism: str
     distance: str
@@ -89,10 +83,7 @@ def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
 def sample_of(
     leakages: Sequence[LeakageResult], accuracy: float | None, update_distortion: Mapping[str, Statistic], **named: Any
 ) -> Sample | None:
-    """Build the :class:`Sample` of a defended run; ``None`` if its accuracy, distortion or distances are missing.
-
-    ``leakages``: results of one attacker. ``named``: the other fields of the sample.
-    """
+    """Build a :class:`Sample` from one attacker's results and the fields ``named``; ``None`` if a figure is missing."""
     ratio, distances = update_distortion.get("signal_to_distortion"), distances_of(leakages)
     if accuracy is None or ratio is None or not distances:
         return None
@@ -100,7 +91,7 @@ def sample_of(
 
 
 def distances_of(leakages: Iterable[LeakageResult]) -> dict[str, float]:
-    """Return the smallest measured distance between reconstruction and original by its name in ``DISTANCES``."""
+    """Return name in ``DISTANCES`` -> smallest measured distance between a reconstruction and its original."""
     measured: list[dict[str, float]] = []
     for leakage in leakages:
         found = {}
@@ -115,10 +106,7 @@ def distances_of(leakages: Iterable[LeakageResult]) -> dict[str, float]:
 
 
 def with_worst(samples: Sequence[Sample]) -> list[Sample]:
-    """Add to ``samples``, for each training with several attackers, a sample of the strongest attacker.
-
-    The strongest one has the smallest distances between reconstructions and originals.
-    """
+    """Add, for each training with several attackers, a sample of the strongest: the one with the smallest distances."""
     met: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         met.setdefault((sample.training, sample.versus.attack), []).append(sample)

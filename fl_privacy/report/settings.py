@@ -65,7 +65,7 @@ def differences(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def telling_settings(run: Run) -> dict[str, str]:
-    """Return by dotted key the settings that can affect a run's results."""
+    """Return dotted key -> value of the settings that can affect a run's results."""
     return {
         key: str(value)
         for key, value in flat_settings(run.identity.config)
@@ -74,10 +74,7 @@ def telling_settings(run: Run) -> dict[str, str]:
 
 
 def names(runs: Sequence[Run]) -> tuple[list[str], str]:
-    """Return a name for each run, made of the options that differ between them, and the options that all runs share.
-
-    If no option differs, a run is named by its label.
-    """
+    """Return, for each run, the options in which runs differ, or else its label; and the options that all share."""
     options = {group: [chosen(run, group) for run in runs] for group in GROUPS}
     varying = [group for group, taken in options.items() if len(set(taken)) > 1]
     same = {group: taken[0] for group, taken in options.items() if group not in varying}
@@ -100,7 +97,7 @@ HasCost = Summary | StudyRow
 
 @dataclass(frozen=True)
 class Figure:
-    """Display of one figure: a row of a run's table, or a column of comparisons."""
+    """How to show one figure, such as time: as a row of a run's table, or a column of comparisons."""
 
     section: Literal["update_distortion", "upload"]
     name: str

@@ -85,10 +85,7 @@ def metric(value: float | None, name: str) -> str:
 
 
 def below(upper: float, mean: float, name: str) -> str:
-    """Return ``(95 % sure: below UPPER)`` for a metric's mean.
-
-    The text is empty if ``upper``, rounded, equals the mean or the metric's largest value.
-    """
+    """Return ``(95 % sure: below UPPER)``; empty if ``upper`` rounds to the mean or to the metric's largest value."""
     largest = LARGEST_PSNR if name == IMAGE_METRIC else METRICS[name].range[1] if name in METRICS else math.inf
     shown = metric(upper, name)
     if not math.isfinite(upper) or upper >= largest or shown in (metric(largest, name), metric(mean, name)):
@@ -97,10 +94,7 @@ def below(upper: float, mean: float, name: str) -> str:
 
 
 def interval(statistic: Statistic, name: str) -> str:
-    """Format the 95 % interval of a mean in brackets, without unit.
-
-    If the interval is unknown, return the median, or a dash if there are too few uploads for an interval.
-    """
+    """Format a mean's 95 % interval in brackets; if unknown, the median, or a dash if there are too few uploads."""
     show: Callable[[float], str] = METRICS[name].digits if name in METRICS else decimals
     if statistic.ci95 is None:
         return MISSING if statistic.groups < LEAST_SPLIT else f"median {show(statistic.median)}"

@@ -78,10 +78,7 @@ def write_report(
 
 
 def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: float | None = None) -> Path:
-    """Write an HTML page that compares a sweep's defenses, and the results as JSON next to it; return the page's path.
-
-    ``psnr_below``: PSNR in dB that no image reconstructed under a recommended defense may reach.
-    """
+    """Write and return a page that compares a sweep's defenses; next to it, save its figures as JSON."""
     rows = read_study(entries)
     with writable(page, "another place with out=FOLDER"):
         write_whole(page, render_trade_off(rows, page, psnr_below=psnr_below))
@@ -91,10 +88,7 @@ def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: fl
 
 
 def trade_off_in_words(entries: Sequence[StudyEntry], *, psnr_below: float | None = None) -> str:
-    """Recommend, in a few sentences, one of the defenses that a sweep compared.
-
-    ``psnr_below``: PSNR in dB that no image reconstructed under it may reach.
-    """
+    """Recommend one of a sweep's defenses; ``psnr_below``: PSNR in dB that reconstructions under it must not reach."""
     _, candidates = _asked_and_candidates(read_study(entries))
     headline = _headline(candidates, best_unread(candidates, psnr_below), psnr_below)
     return f"{headline}. {answer(candidates, psnr_below)}".strip()
@@ -176,10 +170,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyCurve:
-    """Curve of one attacker over a defense's strengths.
-
-    ``series``: index of the curve's color; ``None`` for trainings without a defense.
-    """
+    """One attacker's results over a defense's strengths; ``series``: color index, ``None`` for undefended trainings."""
 
     points: Sequence[ChartPoint]
     series: int | None

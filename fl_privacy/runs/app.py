@@ -76,7 +76,7 @@ def as_clients_normalize(
 ) -> Sequence[Observation]:
     """Return ``observations`` with models that normalize images as the clients do.
 
-    ``stated``: client -> normalization, or ``None`` if it has none; clients that stated nothing normalize as ``own``.
+    ``stated``: client -> normalization (``None``: none). Clients that stated nothing normalize as ``own``.
     """
     if not set(stated.values()) - {own} or not observations:
         return observations
@@ -173,11 +173,6 @@ def _attack_as_server_and_site(
 
 
 def _worth_attacking(app: CapturedApp, *, typical_rates: bool) -> tuple[Sequence[Observation], KnownImages, list[str]]:
-    """Return the uploads to attack, lookup of their images, and notes for the report.
-
-    If no captured upload is small enough, the server computes uploads itself. ``typical_rates``: ``True`` replaces
-    estimated learning rates by usual ones.
-    """
     truth = app.truth()
     chosen, said = worth_attacking(app.observations, every=app.every)
     if app.captured.rates_estimated and typical_rates:
@@ -243,10 +238,7 @@ def worth_attacking(
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Compute uploads to try the attack on: for each round's model, one undefended step on each of ``number`` images.
-
-    ``truth`` supplies the images.
-    """
+    """For each round's model, compute undefended one-step uploads of ``number`` images of ``truth``, for a trial."""
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):

@@ -55,15 +55,14 @@ class KnownImages:
         if wanted is not None:
             self._search(wanted, victim.client)
             found = [self._found[one] for one in wanted if one in self._found]
-            return _as_batch(found) if len(found) == len(wanted) else self._drawn_anew(wanted, victim)
+            return _as_batch(found) if len(found) == len(wanted) else self._redrawn(wanted, victim)
         if victim.probe is not None or self.of_client is None:
             return None
         number = self.numbers.get(victim, 0)
         own = list(islice(self._images(victim.client), number + 1))
         return _as_batch(own) if len(own) == number else None
 
-    def _drawn_anew(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
-        """Repeat the seeded draw of a probe's images; ``None`` if their fingerprints are not those in ``wanted``."""
+    def _redrawn(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
         if victim.probe is None or (self.data is None and self.of_client is None):
             return None
         with streams_put_back():
@@ -89,10 +88,7 @@ class KnownImages:
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
-        """Return the indices of the images behind the probes (extra uploads) ``victims``.
-
-        Indices count within the data of one client's ``partition``, or, for ``None``, within the whole data set.
-        """
+        """Return the indices of the images behind ``victims``, counted within ``partition`` (``None``: all data)."""
         found = set[int]()
         for victim in victims:
             if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):

@@ -174,10 +174,9 @@ def update_distortion(
 ) -> tuple[distortion.UpdateDistortion, Mapping[str, float]]:
     """Measure how far the defense moved an intercepted update from the undefended one.
 
-    For an update of one example to a model that begins with a fully connected layer, also return how well this layer's
-    gradients determine its input, by name (see ``LinearSystem``): ``condition`` uses all neurons of the layer;
-    ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) only the one with the largest uploaded bias gradient.
-    Else the mapping is empty.
+    For one example and a model that begins with a fully connected layer, also return how well the layer's gradients
+    determine its input (see ``LinearSystem``): ``condition`` uses all its neurons; ``contraction``, ``error_bound`` and
+    ``solvable`` (1 or 0) the one with the largest uploaded bias gradient. Otherwise the mapping is empty.
     """
     clean, seen = replace(observation, upload=truth.replay(observation).undefended()).update(), observation.update()
     alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
@@ -291,7 +290,6 @@ class AttackStage:
         return scores
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
-        """Attack ``asked`` in one call (progress is shown as ``who``); if it fails, attack each client's part alone."""
         with self.monitor.attacking(who) as shown:
             progress = self.folder.teller.telling(f"Attacking {who}", shown)
             work = partial(attack_by_all_cores, self.attack, asked, seed=self.seed, threads=self.threads)

@@ -62,10 +62,7 @@ class AttackerKnowledge:
         return self.defense is not None and bool(self.defenses.get(id.client, True))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
-        """Return stored updates of the examples behind ``observations``, then store ``observations`` too.
-
-        For each of these examples, at most ``ROUNDS_TOGETHER - 1`` updates are kept.
-        """
+        """Return stored updates of the same examples as ``observations``, then store ``observations`` too."""
         earlier = []
         for observation in observations:
             if (name := observation.knowledge.same_data) is not None:
@@ -140,10 +137,7 @@ def side_information_of(
 
 
 def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | None:
-    """Return the first ``count`` of the ``unattacked`` examples, for the attacker's use; ``None`` if there are none.
-
-    By default (``count=None``), up to ``MOST_PUBLIC`` evenly spaced ones are returned.
-    """
+    """Return the attacker's public examples: the first ``count``, or by default ``MOST_PUBLIC`` evenly spaced ones."""
     if count is None:
         number = min(MOST_PUBLIC, len(unattacked))
         return unattacked.batch(torch.linspace(0, len(unattacked) - 1, number).long()) if number else None

@@ -244,10 +244,7 @@ def build_metrics(
 
 
 def build_attack(section: Mapping[str, Any], *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
-    """Build the attack of a run's section ``attack``; ``None`` if there is none.
-
-    ``threads``: CPU threads of each process if the attack is divided among several.
-    """
+    """Build the attack of a run's section ``attack``, if any; each of its processes uses ``threads`` CPU threads."""
     if "_target_" not in section:
         return None
     shards = whole("attack.shards", section.get("shards", 1), at_least=1, example=1)
@@ -341,10 +338,7 @@ def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]
 
 
 def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack | None, str]:
-    """Return an attack and its name; ``None`` as the attack for the name ``none``.
-
-    ``attack``: an attack, or its name with overrides, such as ``idlg attack.iterations=50``.
-    """
+    """Return (attack, name), given an attack or text such as ``idlg attack.iterations=50``; ``none``: no attack."""
     if not isinstance(attack, str):
         if not callable(attack):
             raise UserError(

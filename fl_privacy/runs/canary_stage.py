@@ -37,7 +37,7 @@ NOTES: Mapping[Unit, str] = {
 
 @dataclass(eq=False, kw_only=True)
 class CanaryStage:
-    """Sums each canary's scores over the rounds; a high sum suggests that the canary took part."""
+    """Scores canaries (invented examples or clients); a high sum over rounds suggests that one took part."""
 
     setup: Setup
     canaries: Canaries
@@ -117,10 +117,7 @@ class CanaryStage:
         return derive_generator(self.setup.config.seed, "canaries", *names)
 
     def _drawn(self, like: Tensors) -> tuple[Tensor, Tensor]:
-        """Return s random coordinates of an update, sorted, and one random unit vector (m, s) for each canary.
-
-        They are drawn in the first call only. ``like``: tensors of an update.
-        """
+        """Draw coordinates (s,) of an update and, on these, a unit vector (m, s) for each canary; once only."""
         if self._chosen is None:
             size, number = sum(value.numel() for value in like.values()), self.canaries.number
             places = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]
@@ -131,10 +128,7 @@ class CanaryStage:
         return self._chosen
 
     def _by_clients(self, sent: Observation) -> Tensor:
-        """Score (m,) how strongly each canary's upload contains the canary's secret direction.
-
-        A canary is an invented client; the included ones upload their direction, the others zeros.
-        """
+        """Score (m,) how strongly the upload of each canary (invented client) shows its secret direction."""
         places, directions = self._drawn(sent.upload.tensors)
         # count the sorted coordinates in each array
         ends = torch.tensor([value.numel() for value in sent.upload.tensors.values()]).cumsum(0)
@@ -153,10 +147,7 @@ class CanaryStage:
         return scores
 
     def _by_examples(self, sent: Observation) -> Tensor:
-        """Score (m,) how strongly the update contains each canary: an invented example with a random gradient.
-
-        The included canaries' gradients are added to the client's steps at random.
-        """
+        """Score (m,) how strongly an update contains the gradient of each canary (invented example)."""
         client, like, norm = self.setup.first, sent.upload.tensors, clip_norm_of(self._defense) or 1.0
         places, directions = self._drawn(like)
         rng, examples = self._rng("sampling", sent.id.round), len(client.indices)

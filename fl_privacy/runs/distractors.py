@@ -36,10 +36,7 @@ _PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"  # data sets shipped by packa
 
 
 def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Distractors:
-    """Draw distractors, with which a reconstruction is compared, from ``examples`` that nobody attacks.
-
-    ``number``: largest number of images; for texts and table rows it is 10,000. ``name``: name of the data set.
-    """
+    """Draw unattacked examples to compare reconstructions with: at most ``number`` images, or 10,000 texts or rows."""
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
     if (few := _FEW.get(examples.modality)) is not None:
         return few(examples, order[:_MOST_TEXTS])
@@ -220,10 +217,7 @@ def _left_by_client(
 def others_among(
     images: Samples, attacked: Sequence[Batch], shape: tuple[int, ...], number: int = MOST, *, seed: int
 ) -> Distractors:
-    """Return distractors: unattacked images (N, C, H, W) in [0, 1] with which a reconstruction is compared.
-
-    If ``images`` has too few, images shipped with installed packages are added. ``shape``: (C, H, W).
-    """
+    """Return unattacked images in [0, 1] to compare reconstructions with; if few, add images of installed packages."""
     taken, labels = torch.empty(0, *shape), torch.empty(0, dtype=torch.long)
     if images:
         taken = torch.stack([image for image, _ in images]).float().clamp(0, 1)
@@ -289,8 +283,7 @@ def _some(known: KnownImages, data: object, rng: torch.Generator, most: int) -> 
 
 
 def at_random(data: Any, taken: set[int], rng: torch.Generator) -> Iterator[tuple[Tensor, int]]:
-    """Yield (image, label) of ``data`` or its training split, but not the indices ``taken``, in random order if possible.
-    """
+    """Yield (image, label) of ``data``, or its training split, in random order if possible; skip indices ``taken``."""
     return (sample for _, sample in _indexed_at_random(data, taken, rng))
 
 

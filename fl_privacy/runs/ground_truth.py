@@ -79,10 +79,7 @@ class GroundTruth:
     _replays: dict[VictimId, Replay | SummedReplay] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch:
-        """Return the examples behind the upload ``victim``.
-
-        If a defense trains on substitutes, return the client's images nearest to them.
-        """
+        """Return the examples behind ``victim``; if a defense trains on substitutes, the originals nearest to these."""
         batches = []
         for number in self.behind(victim):
             client, own = self.clients[number], replace(victim, client=number)
@@ -91,7 +88,6 @@ class GroundTruth:
         return together(batches)
 
     def replay(self, observation: Observation) -> Replay | SummedReplay:
-        """Recompute an upload (or get it from a cache), with its update before the defense and the model's inputs."""
         id = observation.id
         if any(known.round != id.round for known in self._replays):
             self._replays.clear()
@@ -148,10 +144,7 @@ class SummedProbes:
 
     @classmethod
     def of(cls, config: RunSettings, own: tuple[Client, ...], server: ServerPlan) -> "SummedProbes | None":
-        """Return probes averaged over clients if the clients ``own`` attack or SecAgg+ is on, else ``None``.
-
-        ``UserError`` if a mean has a single client.
-        """
+        """Return probes averaged over clients if clients ``own`` attack or SecAgg+ is on, else ``None``."""
         section, size = config.secure_aggregation, config.batch_size
         clip, levels = (float(section["clip"]), int(section["levels"])) if section["name"] == "secagg" else (None, 0)
         if own and config.threat_model.differences:
@@ -186,16 +179,13 @@ class SummedProbes:
 
     @property
     def rounding(self) -> float:
-        """Standard deviation, at most, of SecAgg+'s rounding error in the mean; 0 if SecAgg+ is not used."""
+        """Largest standard deviation of SecAgg+'s rounding error in the mean; 0 without SecAgg+."""
         return 0.0 if self.clip is None else float(self.clip / self.levels / self.clients**0.5)
 
     def mean_of_clients(
         self, client: Client, state: ClientState, sent: ModelState, *, round: int, probe: int
     ) -> Upload:
-        """Return the mean of all clients' uploads for the attack number ``probe``.
-
-        ``client`` computes all of them, each on other examples of its data.
-        """
+        """Return the mean of all clients' uploads for one ``probe``; each uses other examples of ``client``."""
         uploads = self._uploads(client, state, sent, round, probe)
         if self.own:
             known, sites = dict(enumerate(uploads)), range(self.clients, len(uploads))
@@ -211,9 +201,8 @@ class SummedProbes:
     ) -> ModelState:
         """Return the global model after malicious clients moved it from ``sent`` towards ``aim``, within a few rounds.
 
-        Their updates are scaled (model replacement, Bagdasaryan et al. 2020) up to a share, ``WITHIN``, of the
-        estimated norm at which the server excludes an update. ``client`` computes the honest uploads, on the examples
-        of number ``probe``.
+        They scale their updates (model replacement, Bagdasaryan et al. 2020), to a norm at which the server keeps them.
+        ``client`` computes the honest uploads.
         """
         plan, clients = client.plan, range(self.clients + len(self.own))
         server = Server(state=sent, local_plan=plan, plan=self.server, clients=clients, seed=self.seed)

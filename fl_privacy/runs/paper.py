@@ -82,10 +82,9 @@ def _tables() -> Mapping[str, Any]:
 
 
 def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None:
-    """Return the published table that the preset ``experiment=`` in ``overrides`` reproduces.
+    """Return the published table that ``experiment=`` in ``overrides`` reproduces; ``None`` if others change it.
 
-    ``None`` without such a preset, or if other overrides change it. ``UserError`` if ``paper=`` is invalid or given
-    without the preset.
+    ``UserError`` if ``paper=`` is invalid, or given without such a preset.
     """
     given = dict(zip(override_keys(overrides), overrides, strict=True))
     form, preset = (given.get(key, "").partition("=")[2] for key in (FORM, "experiment"))
@@ -106,10 +105,7 @@ def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None
 
 
 def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]) -> dict[str, Any]:
-    """Return the content of ``paper.json``: the table's published figures next to ours.
-
-    ``folders``: table row -> for each strength of the defense, the folders of its runs.
-    """
+    """Return the content of ``paper.json``; ``folders``: table row -> for each strength, the folders of its runs."""
     ours, printed = table.settings().plain(), compose_run(merge_overrides(table.full, table.own)).plain()
     fitting = [of for of in table.published if all(select(ours, key) in value for key, value in of["when"].items())]
     published = (fitting or table.published)[0]
@@ -143,10 +139,7 @@ def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]
 
 
 def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None) -> list[float | None]:
-    """Return [published value, our mean, interval's lower and upper end, number of examples] of the figure ``of``.
-
-    The interval's ends are ``None`` if several strengths of a defense are averaged.
-    """
+    """Return [published value, our mean, interval's ends (``None`` for several strengths), number of examples]."""
     found = [statistic for runs in strengths if (statistic := _statistic(runs, of)) is not None]
     one = found[0] if len(strengths) == 1 and found else None
     ours = one or aggregate([each.mean for each in found])
@@ -155,10 +148,7 @@ def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None
 
 
 def _statistic(runs: Sequence[Run], of: str) -> Statistic | None:
-    """Return the statistic ``of``: the training's accuracy, a metric of the attack, or their product (``cap``).
-
-    ``runs``: the training first, the attack last; both may be one run.
-    """
+    """Return the training's accuracy, a metric of the attack, or the product of both (``cap``), as named by ``of``."""
     accuracy, attacked, (kind, _, distance) = runs[0].summary.final_accuracy, runs[-1].summary.plain, of.partition(".")
     if kind not in ("accuracy", "cap"):
         return next((found for name in of.split() if (found := attacked.statistic(name))), None)

@@ -37,8 +37,8 @@ UNKNOWN = Privacy(statement=f"No differential privacy is claimed: {_UNKNOWN}.", 
 def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy:
     """Compute epsilon over the rounds for the worst-off client, or the reason why there is none.
 
-    Sampling of clients does not amplify privacy, since the server sees who takes part. Choose ``delta`` in (0, 1) below
-    one over a client's number of examples.
+    ``delta``: value in (0, 1) below one over a client's number of examples. Sampling of clients does not amplify
+    privacy.
     """
     candidates = guarantees(setup, delta=delta, accountant=accountant)
     missing = candidates[0].missing
@@ -65,10 +65,7 @@ def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy
 
 
 def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Guarantee]:
-    """Return the privacy guarantees of the clients at most risk.
-
-    A client is left out if another one has at least its sampling rate and at least its steps per round.
-    """
+    """Return the guarantees of clients at most risk, who have the highest sampling rate or the most steps per round."""
     server, plan = setup.server, setup.server.local_plan
     kinds = set()
     for client in setup.clients.values():
@@ -103,10 +100,10 @@ def calibrated(config: RunSettings) -> RunSettings:
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Return setting -> value of the defense's noise with which ``privacy.epsilon`` is spent in the last round.
+    """Return setting -> noise with which the defense spends ``privacy.epsilon`` by the last round; empty if it is unset.
 
-    ``privacy.epsilon`` itself gets ``None``, since it is then settled; empty without a budget. ``UserError`` if the
-    defense gives no guarantee, or no single setting scales its noise.
+    ``privacy.epsilon`` itself gets ``None``. ``UserError`` if the defense gives no guarantee, or no single setting
+    scales its noise.
     """
     done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:

@@ -139,10 +139,7 @@ def readers_of(
     privacy: Privacy,
     clients: ClientLocation,
 ) -> list[Reader]:
-    """Build the stages that receive each intercepted upload, in the order of their calls.
-
-    ``waiting``: buffer of uploads to attack later. ``clients``: whether clients are simulated or hold their own data.
-    """
+    """Build the stages that receive intercepted uploads, in calling order; ``waiting``: uploads to attack later."""
     config, found = setup.config, list[Reader]()
     if config.intercept.save:
         found.append(CaptureWriter(folder.path / CAPTURES))
@@ -167,10 +164,7 @@ def train(
     privacy: Privacy,
     early: int | None = None,
 ) -> None:
-    """Run all rounds, and pass intercepted updates to ``readers``, whose errors do not stop the training.
-
-    ``early``: round after which the model is saved too.
-    """
+    """Run all rounds, and pass intercepted updates to ``readers``; ``early``: round after which the model is saved."""
     server, device, interceptor = setup.server, setup.device, setup.interceptor()
     audit, means = hand_over(server, setup.server_attack, setup.audit, interceptor)
     seen: Callable[[Round], Iterator[Observation]] = lambda round: chain(round, means())  # noqa: E731

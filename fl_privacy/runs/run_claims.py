@@ -27,10 +27,7 @@ DEFENSES: Mapping[str, Callable[..., Defense]] = {
 
 
 def claims_of_run(path: Path, asked: DpCheckRequest) -> list[ClaimVerdict]:
-    """Recompute the epsilon that a run states, and test by sampling whether its defense keeps the claim.
-
-    ``asked``: settings of the test. ``UserError`` if the run's settings are wrong.
-    """
+    """Recompute a run's stated epsilon, and test its defense by sampling; ``UserError`` if the settings are wrong."""
     run = read_run(path)
     config = run.identity.config
     name = str((config.get("choices") or {}).get("defense", ""))

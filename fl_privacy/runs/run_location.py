@@ -97,7 +97,6 @@ class RunLocation:
         return Path(self.config.out) / folder_name(self._label, self.identified)
 
     def finished_before(self, monitor: Monitor) -> Path | None:
-        """If the run finished and ``overwrite`` is not set, rewrite the page and return the folder; else ``None``."""
         if self.config.overwrite or not is_finished(self.path):
             return None
         same_code = read_environment(self.path).get("code") in (None, code_hash())
@@ -112,10 +111,7 @@ class RunLocation:
 
     @contextmanager
     def recording(self, monitor: Monitor) -> Iterator[RunFolder]:
-        """Open the run's folder, yield it, and write its page at the end.
-
-        The folder is ``finished`` if another process has just completed this run.
-        """
+        """Open the run's folder, yield it to record the run, and write its page at the end."""
         config = self.config
         try:
             opened = RunFolder.open_or_create(

@@ -33,8 +33,7 @@ def build_server_attack(
 ) -> ServerAttack | None:
     """Build a malicious server's attack from its settings; ``None`` for an honest server.
 
-    ``public``: images that the server has. ``attacked``: clients' images; a membership attack tests some of these among
-    public ones.
+    ``public``: images that the server has; ``attacked``: clients' images, for attacks that infer membership.
     """
     if "_target_" not in section:
         expect_named(section, "server")
@@ -51,10 +50,7 @@ def build_server_attack(
 
 
 def expect_readable_sum(attack: ServerAttack | None, config: RunSettings) -> None:
-    """Raise ``UserError`` if ``attack`` needs the clients' mean update, but ``config`` does not provide it.
-
-    It is not provided if training updates are not intercepted, or clients upload weights.
-    """
+    """Raise ``UserError`` if ``attack`` needs the clients' mean update, but ``config`` does not intercept it."""
     if attack is None or not attack.reads_sum:
         return
     server, uploads = config.choices["server"], config.intercept.uploads
@@ -127,10 +123,7 @@ def _decay(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServerReading:
-    """Reconstructs images from replies to a malicious server's crafted models.
-
-    ``server`` solves the replies that its own method can read; ``attack`` gets the others.
-    """
+    """Reconstructs images from replies to crafted models, by the malicious server's method or else by ``attack``."""
 
     server: ServerAttack
     attack: ReconstructionAttack

@@ -99,10 +99,7 @@ class Setup:
         )
 
     def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
-        """Ask clients for one upload per probe on the model ``sent``, and return the intercepted uploads.
-
-        A malicious server sends a crafted model instead.
-        """
+        """Ask clients for one upload per probe on the model ``sent`` (or a malicious one); return intercepted ones."""
         found: list[Observation] = []
         interceptor = self.interceptor()
         for probe in counted("victim", self.audit.probes):
@@ -130,10 +127,7 @@ class Setup:
         )
 
     def behind(self, victim: VictimId) -> Sequence[int]:
-        """Return the ids of the clients whose data are behind the upload ``victim``.
-
-        There are several if the attacker is a client, which sees only their mean.
-        """
+        """Return the ids of the clients behind ``victim``: one, or all in the mean that an attacking client sees."""
         if not self.config.sites or victim.probe is not None or self.config.threat_model.differences:
             return [victim.client]
         without = {*self.config.sites, *self.excluded.get(victim.round, ())}
@@ -205,7 +199,7 @@ class Setup:
         return None if texts is None else texts.vocabulary
 
     def assumed_knowledge(self) -> Knowledge:
-        """Return which facts the strongest attacker knows: a placeholder for each known one, ``None`` for others."""
+        """Return the facts that the strongest attacker knows: a placeholder for each; ``None`` for unknown ones."""
         given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
         public = min(MOST_PUBLIC, len(self.unattacked)) if given.public_images is None else given.public_images
         adaptive = given.knows_defense and self._described is not None

@@ -134,8 +134,6 @@ def _evaluator_file(out: Path, study: Study, training: str) -> Path:
 
 
 class _Composed:
-    """Composes the configurations of a study's jobs; shared parts are composed once."""
-
     def __init__(self, study: Study) -> None:
         main = study.training(study.points[0], next(iter(study.trainings)))
         self.out = Path(compose_run([o for o in main if o.startswith("out=")]).out)
@@ -319,10 +317,7 @@ def write_benchmark(plan: StudyPlan[Track], measured: MeasuredBenchmark) -> Path
 
 
 def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> MeasuredTable:
-    """Build the table of a sweep over defenses and strengths; ``UserError`` if fewer than two trainings finished.
-
-    ``grid``: name of the sweep. ``overrides``: settings from the command line.
-    """
+    """Build the table of the sweep ``grid`` from finished jobs; ``UserError`` for fewer than two trainings."""
     study, entries = plan.study, plan.entries()
     rows = read_study(entries)
     asked = asked_of([finding for row in rows for finding in row.findings])
@@ -347,10 +342,7 @@ def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> 
 
 
 def write_sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> None:
-    """Save the sweep's results (:func:`sweep_table`) in ``plan.out``; delete the file if too few trainings finished.
-
-    ``grid``: name of the sweep. ``overrides``: settings from the command line.
-    """
+    """Save the table of the sweep ``grid`` next to its page; delete the file if too few trainings finished."""
     file = plan.out / MEASURED
     try:
         write_tables(file, [sweep_table(plan, grid, overrides)])

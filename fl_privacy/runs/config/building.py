@@ -135,10 +135,7 @@ _UNIONS = (Union, UnionType)
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """Parameters of the function or class that a section's ``_target_`` names.
-
-    ``takes_any``: ``True`` if it also accepts other names.
-    """
+    """Parameters of a function or class that ``_target_`` names; ``takes_any``: ``True`` if it accepts other names."""
 
     defaults: Mapping[str, Any]
     annotations: Mapping[str, Any]

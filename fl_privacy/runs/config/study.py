@@ -69,10 +69,7 @@ class Study:
 
 
 def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
-    """Load a grid: a study of defenses at several strengths.
-
-    Overrides of attack settings apply to attack jobs, those of inference settings to training jobs, others to both.
-    """
+    """Load a study of defenses; overrides of attacks go to attack jobs, of inference to trainings, others to both."""
     raw = _loaded("grid", name, GRIDS, _SECTIONS)
     _expect_defended(raw["defenses"], f"the grid {name}")
     of_grid = (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values())
@@ -160,11 +157,7 @@ _SECTIONS_OF_TRACK: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class UploadKind:
-    """Kind of upload that a benchmark attacks, such as one batch's gradient.
-
-    ``training``: its name. ``states``, ``server_states``: states of the model, such as untrained, at which uploads are
-    attacked. ``attack``, ``servers``: overrides of the attack, and by name of a malicious server.
-    """
+    """Kind of upload that a benchmark attacks, with overrides for its attacks and states of the attacked model."""
 
     training: str
     states: tuple[State, ...]

@@ -66,10 +66,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings that an attack on captured updates copies from the recorded run's file ``path``.
-
-    ``trust``: import paths allowed in addition; ``UserError`` for other code that is not part of this package.
-    """
+    """Return the settings that an attack copies from a captured run's file; ``UserError`` for code not in ``trust``."""
     found, parts = read_settings(path), captured_groups()
     choices = _choices(path, found, parts, trust)
     declared = [key for key, _ in declared_settings()]
@@ -87,10 +84,7 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return all settings in the recorded run's file ``path``.
-
-    ``UserError`` if it names code that neither belongs to this package nor is listed in ``trust``.
-    """
+    """Return the settings of the run that wrote ``path``; ``UserError`` for code outside this package and ``trust``."""
     found = read_settings(path)
     _choices(path, found, [part for part in groups() if isinstance(found.get(part), dict)], trust)
     return found
@@ -243,7 +237,7 @@ PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "
 
 
 def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
-    """Raise ``UserError`` if overrides of a message (``where``) set a file or folder, except in keys ``unread``."""
+    """Raise ``UserError`` if ``overrides`` from the message ``where`` set a file or folder; keys ``unread`` may."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         for name, text in _settings(override.key_or_group, override.value()):
             parted = "/" in text or "\\" in text or leads_outside(text)

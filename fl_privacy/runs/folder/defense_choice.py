@@ -43,10 +43,7 @@ def number_of_measures(findings: Sequence[Finding]) -> int:
 
 
 def answered_above_chance(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Return the facts on clients (keys of ``CAN_INFER``) that attacks inferred significantly better than by chance.
-
-    The significance level is corrected for testing several measures.
-    """
+    """Return the facts (keys of ``CAN_INFER``) inferred above chance, at a level corrected for the number of tests."""
     number = number_of_measures(findings)
     leaks = {f.about for f in findings if any(is_above_chance(n, m, among=number) for n, m in f.measures.items())}
     return tuple(about for about in dict.fromkeys(f.about for f in findings) if about in leaks)
@@ -127,10 +124,7 @@ class Candidate:
         )
 
     def unread(self, psnr_below: float | None = None) -> bool:
-        """Return whether nothing was reconstructed or inferred from defended updates, and no measurement is missing.
-
-        ``psnr_below``: PSNR in dB that no reconstruction may reach.
-        """
+        """Return whether nothing leaks, no measurement is missing, and each image's PSNR is below ``psnr_below`` dB."""
         return (
             self.images > 0
             and not (self.undefended or self.read or self.unknown or self.exposed or self.open_questions)
@@ -187,9 +181,9 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the smallest gain of an attack over guesses without the update (control); ``None`` if not measured.
+    """Return the smallest gain of an attack over guesses without the update (controls); ``None`` if not measured.
 
-    For each attack and round, only the attacker with the largest gain counts. The gain is in units of the main metric.
+    For each attack and round, only the attacker with the largest gain counts.
     """
     best: dict[tuple[str, int], float] = {}
     for reading in found:
@@ -200,8 +194,7 @@ def least_over_control(found: Sequence[LeakageResult]) -> float | None:
 
 
 def asked_of(findings: Sequence[Finding]) -> set[str]:
-    """Return which of membership and attribute inference occur in ``findings``; others don't affect the recommendation.
-    """
+    """Return which of membership and attribute occur in ``findings``: the inferences that affect a recommendation."""
     return {finding.about for finding in findings} & {About.MEMBERSHIP, About.ATTRIBUTE}
 
 

@@ -86,29 +86,20 @@ def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | Non
 
 
 def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
-    """Return the result with the largest share of recognizable substitutes (images on which a defense trains instead).
-
-    ``None`` if none was recognizable.
-    """
+    """Return the count with the largest share of recognized substitutes (images that a defense trains on), if any."""
     bounds = [bound for reading in found if (bound := reading.counted_by(TRANSFORMED_METRIC))]
     most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
     return most if most and most.recognizable else None
 
 
 def modality_attacked(found: Sequence[LeakageResult], loader: str = "") -> Modality:
-    """Return the kind of data attacked: images, texts or table rows.
-
-    Without results ``found``, it is taken from the name of the data-loading function ``loader``; else images.
-    """
+    """Return the kind of data attacked, by the results or else by the name ``loader`` of the data-loading function."""
     known = {reading.main for reading in found} or {loader.rpartition(".")[-1]}
     return next((one for one in MODALITIES if known & {one.metric, one.loader}), IMAGES)
 
 
 def main_of(found: Sequence[LeakageResult]) -> str:
-    """Return the main metric that all of ``found`` share; empty if they differ.
-
-    The main metric of images is returned if no result has metrics.
-    """
+    """Return the main metric that all results share; empty if they differ. Without results, it is that of images."""
     known = {reading.main for reading in found if reading.metrics}
     return known.pop() if len(known) == 1 else "" if known else IMAGE_METRIC
 
@@ -119,10 +110,7 @@ def in_round(found: Sequence[LeakageResult], round: int) -> list[LeakageResult]:
 
 
 def few(statistic: Statistic, kind: str = "upload") -> str:
-    """Return a warning such as ``only 2 uploads`` if ``statistic`` has too few for an interval, else an empty text.
-
-    ``kind``: noun for an upload of one example, such as ``image``.
-    """
+    """Return a warning such as ``only 2 uploads`` if ``statistic`` has too few of ``kind`` for an interval, else ""."""
     number, n = statistic.groups, statistic.n
     if number >= FEW:
         return ""
@@ -254,10 +242,7 @@ def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], thre
 
 
 def chosen_option(identity: Identity, group: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the name of the option that a run chose in ``group``, and the option's settings.
-
-    For a user's own code, the name is that of the function or class.
-    """
+    """Return the name of the option (or of the user's own code) that a run chose in ``group``, and its settings."""
     choices, section = identity.config.get("choices"), identity.config.get(group)
     settings = section if isinstance(section, Mapping) else {}
     option = called(str(choices.get(group) or ""), section) if isinstance(choices, Mapping) else ""

@@ -121,10 +121,7 @@ class Teller:
         return tell
 
     def picture(self, frames: Sequence[Snapshot], pieces: Callable[[Tensor], Sequence[str]]) -> None:
-        """Save the running attack's current reconstructions ``frames``, readable only by the folder's owner.
-
-        ``pieces`` converts token ids (L,) to strings.
-        """
+        """Save current reconstructions, readable only by the owner; ``pieces`` converts token ids (L,) to strings."""
         now = time.monotonic()
         if not frames or now - self._pictured < TELL_EVERY:
             return

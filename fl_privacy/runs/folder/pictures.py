@@ -75,10 +75,7 @@ def _first_free(folder: Path, names: Iterable[str]) -> Path:
 
 
 def new_file(folder: Path, name: str, attacker: Attacker, suffix: str) -> Path:
-    """Return the path of a new file in ``folder``, which becomes readable only by its owner.
-
-    The file name is ``name``, the attacker unless plain, a number if the name is taken, and ``suffix``.
-    """
+    """Make ``folder`` private, and return a new path in it: ``name``, with attacker and number if necessary."""
     name = name if attacker == Attacker.PLAIN else f"{name}-{attacker}"
     return _first_free(folder, (f"{each}{suffix}" for each in chain([name], (f"{name}-{k}" for k in count(1)))))
 
@@ -253,14 +250,11 @@ class Film:
 
 
 class TextFilm(Film):
-    """Frames of an attack on one text."""
+    """Guesses of one text recorded while an attack ran."""
 
 
 def film_of(found: Reconstruction, score: VictimScore, pieces: Callable[[Tensor], Sequence[str]]) -> Film | None:
-    """Return the guesses recorded during the attack that gave ``found``; ``None`` if none were recorded.
-
-    ``score``: states which original the guesses belong to. ``pieces`` converts token ids (L,) to strings.
-    """
+    """Return the guesses recorded during the attack, if any; ``pieces`` converts token ids (L,) to strings."""
     image = next((image.image for image in score.images if image.guess == 0), None)
     if not found.film or found.batch is None or image is None:
         return None
@@ -275,7 +269,7 @@ def film_of(found: Reconstruction, score: VictimScore, pieces: Callable[[Tensor]
 
 
 def write_films(folder: Path, films: Sequence[Film], attacker: Attacker = Attacker.PLAIN) -> list[Path]:
-    """Write films (an attack's guesses as it proceeds), one file for each modality; return the files."""
+    """Write an attack's films (recorded guesses), one file for each modality; return the files."""
     texts = [vars(film) for film in films if isinstance(film, TextFilm)]
     images = [film for film in films if not isinstance(film, TextFilm)]
     contents: dict[str, bytes | str] = {}

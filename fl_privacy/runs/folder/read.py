@@ -259,10 +259,7 @@ def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
 
 
 def shared_as(folder: Path) -> Shared | None:
-    """Return what a copy of a run made for sharing contains; ``None`` if ``folder`` is no copy.
-
-    ``UserError`` if the file that marks copies is damaged.
-    """
+    """Return what a copy made for sharing holds; ``None`` for a run itself, ``UserError`` for a damaged note."""
     note = folder / NOTE
     if not note.is_file():
         return None

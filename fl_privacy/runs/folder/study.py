@@ -38,10 +38,7 @@ class Versus:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyEntry(GridPoint):
-    """Folders of the trainings and attacks (jobs) that a study runs with one defense at one strength.
-
-    Some jobs may not have finished.
-    """
+    """Folders of the jobs (trainings and attacks) that a study runs with one defense at one strength."""
 
     own: bool = False  # ``True`` if the user entered it
     trainings: Mapping[str, Path]  # folder of each training by name, the main one first
@@ -191,8 +188,7 @@ class StudyRow:
         return replace(candidate, over_control=least_over_control(passive))
 
     def missing(self, threat: Threat) -> list[AttackCell]:
-        """List attacks, with at most the power of ``threat``, that did not finish or ran without knowing the defense.
-        """
+        """List attacks, of at most the power of ``threat``, that did not finish or ran without knowing the defense."""
 
         def known(cell: AttackCell) -> bool:
             found = self.readings.get(cell, ())
@@ -308,10 +304,7 @@ def when_measured(environments: Iterable[Mapping[str, Any]]) -> str:
 
 
 def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefense | None:
-    """Return the measurements of ``row``; ``None`` if its accuracy, leakage or an inference in ``asked`` is unknown.
-
-    ``asked``: inferences, such as membership, that must be measured.
-    """
+    """Return the measurements of ``row``; ``None`` if accuracy, leakage or an inference (``asked``) is unknown."""
     cells, found = row.entry.attacks, dict[Threat, Candidate]()
     if row.accuracy is None:
         return None
@@ -337,9 +330,9 @@ def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefens
 def measured_rows(
     rows: Sequence[StudyRow], *, is_whole: Callable[[StudyRow], bool], asked: Collection[str] = ()
 ) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
-    """Return the measurements of the rows for which ``is_whole`` is true, and the names of rows without measurements.
+    """Return measurements of the rows for which ``is_whole`` is true, and the names of all rows without measurements.
 
-    ``is_whole``: whether all jobs of a row finished. ``asked``: inferences, such as membership, that must be measured.
+    ``asked``: inferences, such as membership, that must be measured.
     """
     found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
     if not found or found[0] is None:

@@ -102,11 +102,7 @@ def verdict_of(run: Run) -> Verdict:
 
 
 def judged(summary: Summary, facts: leakage.AttackFacts, *, claim_is_false: bool = False, loader: str = "") -> Verdict:
-    """Judge how much a run leaks, from its results in ``summary``.
-
-    ``claim_is_false``: ``True`` if the claimed epsilon was refuted, so that it bounds nothing. ``loader``: name of the
-    function that loads the data, which gives their kind if nothing was attacked.
-    """
+    """Judge a run's leakage; ``claim_is_false`` ignores its refuted epsilon; ``loader``: name of its data loader."""
     found = summary.attacked
     asked = tuple(finding for finding in summary.inferred if finding.measures)  # others failed, or had too few examples
     inferred, bound = answered_above_chance(summary.inferred), _bound(summary.privacy, found, summary.inferred)
@@ -147,10 +143,7 @@ _TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.INFERRED: LEAK, Groun
 
 
 def tone_of(found: Sequence[LeakageResult], source: leakage.AttackedUploads = leakage.AttackedUploads.PROBES) -> Tone:
-    """Return ``LEAK`` if a result is above chance and clients made the uploads; else ``OPEN``.
-
-    ``source``: who made the uploads.
-    """
+    """Return ``LEAK`` if a result is above chance and clients made the uploads (``source``), else ``OPEN``."""
     return LEAK if source is not leakage.AttackedUploads.SERVER and is_read(found) else OPEN
 
 
