@@ -90,7 +90,7 @@ class AuditRecord:
 
     @property
     def also(self) -> list[str]:
-        """Return sentences without full stops on leaks that the headline does not name."""
+        """Return the findings that the headline does not name, as sentences without full stops."""
         read, clear = [step for step in self.steps if step.leaks], self._of("data")
         found = [_read(step) for step in read if clear or step is not max(read, key=attrgetter("share"))]
         leaking = [one for one in self.aggregate if one.leaks]

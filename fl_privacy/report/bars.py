@@ -60,7 +60,7 @@ def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
 
 
 def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Bar]:
-    """Return each bar without a defense (``before``), followed by the one with it; only ``after`` if there is none."""
+    """Return the bars of each title in pairs, ``before`` and ``after`` the defense is on; only ``after`` for no defense."""
     if not defense:
         return list(after)
     found, old = list[Bar](), {bar.title: bar for bar in before}
@@ -126,7 +126,7 @@ def _of_question(answer: Answer, found: Estimate) -> Bar:
 
 
 def best_of(step: Answer, *, in_words: bool = False) -> list[Shown]:
-    """Return the ``MOST_BEST`` best reconstructions in ``step``, by squared error or, ``in_words``, by right words."""
+    """Return an attack's best ``MOST_BEST`` reconstructions, by squared error or, ``in_words``, by right words."""
 
     def distance(one: Shown) -> float:
         if in_words:

@@ -244,9 +244,8 @@ NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE)
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     """Return the accuracy and leakage of each defended run: one sample per attacker, and one of the strongest.
 
-    A defense's strength is its setting with the most different values in ``runs``; in a tie, the first one in the
-    signature. Runs that differ in another setting of the defense count as different defenses; runs that differ
-    elsewhere, as runs under different attacks.
+    The strength of a defense is its setting with the most different values in ``runs``. Runs that differ elsewhere
+    count as different defenses or attacks.
     """
     defended = [run for run in runs if not run.identity.undefended]
     found = []
@@ -305,11 +304,7 @@ PICTURED_OF_PAPER = 6  # most images in a row of a paper's picture
 
 
 def paper_view_of(run: Run) -> dict[str, Any] | None:
-    """Return the page's data on a published table that a study repeated; ``None`` if the folder of ``run`` holds none.
-
-    ``printed``: whether the paper has values in each column; ``orders``: column -> whether our 95 % intervals rank the
-    table's rows as the paper does; ``strips``: lists of images as data URIs, empty for deleted runs.
-    """
+    """Return the page's data on a published table that a study repeated; ``None`` if the run's folder holds none."""
     if (record := read_paper(run.path)) is None:
         return None
     samples, pairs = [], {}

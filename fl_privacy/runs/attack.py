@@ -38,7 +38,7 @@ from fl_privacy.types.victim_ids import Attacker
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
-    """Attack captured or new uploads, without federated training; return the run's folder. ``UserError`` for no attack."""
+    """Attack captured or new uploads, without training; return the run's folder. ``UserError`` if no attack is set."""
     name = config.secure_aggregation["name"]
     if name != "secagg" or config.captured or "_target_" in config.server:
         expect_readable_updates(name, "The command attack")

@@ -174,9 +174,8 @@ def update_distortion(
 ) -> tuple[distortion.UpdateDistortion, Mapping[str, float]]:
     """Measure how far the defense moved an intercepted update from the undefended one.
 
-    For one example and a model that begins with a fully connected layer, also return how well the layer's gradients
-    determine its input (see ``LinearSystem``): ``condition`` uses all its neurons; ``contraction``, ``error_bound`` and
-    ``solvable`` (1 or 0) the one with the largest uploaded bias gradient. Otherwise the mapping is empty.
+    For one example and a model that begins with a fully connected layer, also return how well this layer's gradients
+    determine its input, as name -> figure (see ``LinearSystem``); otherwise the mapping is empty.
     """
     clean, seen = replace(observation, upload=truth.replay(observation).undefended()).update(), observation.update()
     alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)

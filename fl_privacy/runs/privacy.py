@@ -100,7 +100,7 @@ def calibrated(config: RunSettings) -> RunSettings:
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Return setting -> noise with which the defense spends ``privacy.epsilon`` by the last round; empty if it is unset.
+    """Return setting -> noise with which the defense spends ``privacy.epsilon`` by the last round; empty if not set.
 
     ``privacy.epsilon`` itself gets ``None``. ``UserError`` if the defense gives no guarantee, or no single setting
     scales its noise.

@@ -74,7 +74,7 @@ def _facts(run: Run, defense: Defense, rounds: int, asked: DpCheckRequest) -> tu
 
 
 def facts_of(found: Guarantee, rounds: int) -> Facts:
-    """Return what is needed to recompute epsilon of a guarantee over ``rounds`` rounds: noise, sampling, releases."""
+    """Return the facts from which to recompute epsilon over ``rounds`` rounds, such as noise and sampling rate."""
     return Facts(
         noise_multiplier=None if found.missing else found.noise_multiplier,
         sample_rate=found.sample_rate,

@@ -152,8 +152,8 @@ def called(option: str, section: Any) -> str:
 def suggest(word: str, allowed: Iterable[str], known: str = "", *, group: str = "", above: str | None = None) -> str:
     """Return the end of an error message on an unknown name: `` (did you mean X?); allowed: X, Y.``
 
-    ``known``: override, such as ``attack=idlg``, on which the allowed names depend. ``group``: group in which an option
-    ``word`` was looked for; ``above``: section in which a setting ``word`` was looked for.
+    ``known``: override, such as ``attack=idlg``, on which the allowed names depend. ``group``, ``above``: group or
+    section in which ``word`` was expected.
     """
     names = sorted(name for name in allowed if not name.startswith("_") and name != "defaults")
     like = meant_by(word, names, group, above=above)

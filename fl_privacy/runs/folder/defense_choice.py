@@ -181,9 +181,9 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the smallest gain of an attack over guesses without the update (controls); ``None`` if not measured.
+    """Return the smallest advantage of an attack over guesses made without the update; ``None`` if not measured.
 
-    For each attack and round, only the attacker with the largest gain counts.
+    For each attack and round, only the attacker with the largest advantage counts.
     """
     best: dict[tuple[str, int], float] = {}
     for reading in found:

@@ -143,7 +143,10 @@ _TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.INFERRED: LEAK, Groun
 
 
 def tone_of(found: Sequence[LeakageResult], source: leakage.AttackedUploads = leakage.AttackedUploads.PROBES) -> Tone:
-    """Return ``LEAK`` if a result is above chance and clients made the uploads (``source``), else ``OPEN``."""
+    """Return the verdict's color: ``LEAK`` if clients' uploads leak above chance, else ``OPEN``.
+
+    ``source``: who made the uploads; those that the server made itself leak nothing.
+    """
     return LEAK if source is not leakage.AttackedUploads.SERVER and is_read(found) else OPEN
 
 
