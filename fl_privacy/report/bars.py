@@ -60,7 +60,7 @@ def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
 
 
 def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Bar]:
-    """Return the bars of each title in pairs, ``before`` and ``after`` the defense is on; only ``after`` for no defense."""
+    """Return pairs of bars with the same title, ``before`` and ``after`` adding ``defense``; only ``after`` if that is ""."""
     if not defense:
         return list(after)
     found, old = list[Bar](), {bar.title: bar for bar in before}

@@ -84,10 +84,9 @@ def seen_next_to(
 ) -> list[tuple[Observation, Sequence[VictimId]]]:
     """Return what one site can compute of other sites' uploads: their means, each with the ids of the uploads in it.
 
-    ``observations`` are sorted by round; each ``sites`` of them form one round, and the last one's client computes the
-    mean of the others. ``rule``: how the server makes the global model. Left out are uploads of several steps from more
-    than two sites, and later rounds if the server's optimizer is Adam or Yogi. At most ``MOST_BY_SITES`` means are
-    returned.
+    ``observations``, sorted by round, form a round for each ``sites`` of them; the last one's client computes the mean
+    of the others. ``rule``: how the server makes the global model. Left out are uploads of several steps from more than
+    two sites, and later rounds if the server's optimizer is Adam or Yogi.
     """
     found = list[tuple[Observation, Sequence[VictimId]]]()
     ordered = sorted(observations, key=lambda o: (o.id.round, o.id.probe or 0, o.id.client))

@@ -207,7 +207,7 @@ VICTIMS_PER_CALL = 256  # victims after which results are saved; the attack's re
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackStage:
-    """Runs the reconstruction attack on intercepted uploads and records the scores, even if it fails on some."""
+    """Runs the reconstruction attack on intercepted uploads and records the scores; an error does not stop the run."""
 
     attack: ReconstructionAttack
     seed: int

@@ -338,7 +338,7 @@ def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]
 
 
 def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack | None, str]:
-    """Return (attack, name), given an attack or text such as ``idlg attack.iterations=50``; ``none``: no attack."""
+    """Return (attack, name) for an attack or text such as ``idlg attack.iterations=50``; ``none`` gives ``None``."""
     if not isinstance(attack, str):
         if not callable(attack):
             raise UserError(

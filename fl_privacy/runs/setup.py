@@ -127,7 +127,7 @@ class Setup:
         )
 
     def behind(self, victim: VictimId) -> Sequence[int]:
-        """Return the ids of the clients behind ``victim``: one, or all in the mean that an attacking client sees."""
+        """Return the ids of the clients whose data are in ``victim``; several if it is the mean that other clients see."""
         if not self.config.sites or victim.probe is not None or self.config.threat_model.differences:
             return [victim.client]
         without = {*self.config.sites, *self.excluded.get(victim.round, ())}

@@ -396,7 +396,7 @@ State = Literal["untrained", "early", "trained"]  # of the attacked model: fresh
 
 @dataclass(frozen=True, kw_only=True)
 class AttackCell:
-    """One attack of a study, run against each defense; fields that are equal for all attacks are left empty."""
+    """One attack of a study, run against each defense; only the fields in which a study's attacks differ are filled."""
 
     attack: str = ""
     uploads: str = ""  # name of the clients' kind of upload

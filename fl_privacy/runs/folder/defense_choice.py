@@ -194,7 +194,7 @@ def least_over_control(found: Sequence[LeakageResult]) -> float | None:
 
 
 def asked_of(findings: Sequence[Finding]) -> set[str]:
-    """Return which of membership and attribute occur in ``findings``: the inferences that affect a recommendation."""
+    """Return the inferences in ``findings`` that matter for choosing a defense: membership and attribute."""
     return {finding.about for finding in findings} & {About.MEMBERSHIP, About.ATTRIBUTE}
 
 

@@ -151,7 +151,7 @@ def tone_of(found: Sequence[LeakageResult], source: leakage.AttackedUploads = le
 
 
 def is_read(found: Sequence[LeakageResult]) -> bool:
-    """Return whether one of ``found`` reconstructs above chance, corrected for the number of these results."""
+    """Return whether a result is above chance, at a significance level corrected for the number of results."""
     return any(above_chance(reading.counts, among=len(found)) for reading in found)
 
 
