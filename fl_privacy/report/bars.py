@@ -60,7 +60,7 @@ def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
 
 
 def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Bar]:
-    """Return pairs of bars with the same title, ``before`` and ``after`` adding ``defense``; only ``after`` if that is ""."""
+    """Return each bar ``before`` a defense, followed by its bar ``after``; only ``after`` if ``defense`` is empty."""
     if not defense:
         return list(after)
     found, old = list[Bar](), {bar.title: bar for bar in before}

@@ -62,7 +62,7 @@ class Cap:
 
 
 def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
-    """Return accuracy and leakage of each defense setting (row) of a study, for each attacker and the strongest one."""
+    """Return the accuracy and leakage of each row of a study: one sample per attacker, and one of the strongest."""
     found = []
     for row in rows:
         attacks = {cell.title: run for cell, run in row.attacks.items()}

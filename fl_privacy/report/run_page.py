@@ -203,7 +203,7 @@ class ShownVictims:
 
 
 def _audited(run: Run, verdict: Verdict) -> Any:
-    """Return the audit page's content for ``run``. PyTorch is imported here, since other pages do not need it."""
+    """Return the content of an audit's page, loaded only here because it needs PyTorch, unlike other pages."""
     from fl_privacy.report.audit_file import read_captured  # noqa: PLC0415
     from fl_privacy.report.audit_page import audit_of_run  # noqa: PLC0415
 

@@ -118,6 +118,6 @@ def title_within(name: str) -> str:
 
 
 def papers_bound(name: str) -> str:
-    """Return the chart label for the value of metric ``name`` from which papers call an example reconstructed."""
+    """Return a label for the metric's threshold from which papers count an example as reconstructed; empty if none."""
     threshold = METRICS[name].threshold
     return "" if threshold is None else f"{threshold.source}'s bound"

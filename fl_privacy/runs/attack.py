@@ -228,7 +228,7 @@ def expect_of(setup: Setup, observation: Observation) -> None:
 
 
 def as_captured(config: RunSettings) -> RunSettings:
-    """Copy data, model and clients of the captured run into ``config``; ``UserError`` if its files contradict each other."""
+    """Copy data, model and clients of the captured run into ``config``; ``UserError`` if that run's files disagree."""
     folder = Path(str(config.captured))
     run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
     if run is None:

@@ -123,7 +123,7 @@ def _decay(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServerReading:
-    """Reconstructs images from replies to crafted models, by the malicious server's method or else by ``attack``."""
+    """Attack on replies to crafted models: the malicious server's own method if it applies, else ``attack``."""
 
     server: ServerAttack
     attack: ReconstructionAttack

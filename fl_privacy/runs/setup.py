@@ -99,7 +99,7 @@ class Setup:
         )
 
     def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
-        """Ask clients for one upload per probe on the model ``sent`` (or a malicious one); return intercepted ones."""
+        """For each probe, send the model ``sent`` (or a malicious server's own); return the intercepted uploads."""
         found: list[Observation] = []
         interceptor = self.interceptor()
         for probe in counted("victim", self.audit.probes):
@@ -127,7 +127,7 @@ class Setup:
         )
 
     def behind(self, victim: VictimId) -> Sequence[int]:
-        """Return the ids of the clients whose data are in ``victim``; several if it is the mean that other clients see."""
+        """Return the ids of the clients whose data are in the upload ``victim``: several if it is a mean over clients."""
         if not self.config.sites or victim.probe is not None or self.config.threat_model.differences:
             return [victim.client]
         without = {*self.config.sites, *self.excluded.get(victim.round, ())}

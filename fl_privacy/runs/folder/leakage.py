@@ -242,7 +242,7 @@ def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], thre
 
 
 def chosen_option(identity: Identity, group: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the name of the option (or of the user's own code) that a run chose in ``group``, and its settings."""
+    """Return name and settings of the option that a run chose in ``group``; user code has its function's name."""
     choices, section = identity.config.get("choices"), identity.config.get(group)
     settings = section if isinstance(section, Mapping) else {}
     option = called(str(choices.get(group) or ""), section) if isinstance(choices, Mapping) else ""
