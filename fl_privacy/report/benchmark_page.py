@@ -186,7 +186,7 @@ SCHEMA = Path(__file__).resolve().parent / "benchmark.schema.json"
 
 
 def benchmark_as_plain(measured: MeasuredBenchmark) -> dict[str, Any]:
-    """Return a benchmark's figures as plain values; what differs between repetitions is in ``clock``."""
+    """Return a benchmark's figures as plain values; those that change if it is repeated are in ``clock``."""
     track = measured.track
     return {
         "format": FORMAT,

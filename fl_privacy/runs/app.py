@@ -238,7 +238,7 @@ def worth_attacking(
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """For each round's model, compute undefended one-step uploads of ``number`` images of ``truth``, for a trial."""
+    """Compute the server's own uploads: for each round's model, one undefended step on each of ``number`` images."""
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):

@@ -88,10 +88,7 @@ class KnownImages:
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
-        """Return the data set indices of the images behind the attacked uploads ``victims``.
-
-        ``partition``: client's part of the data in which indices count; ``None``: all data.
-        """
+        """Return the indices of the images behind ``victims`` in a client's ``partition``, or for ``None`` in all data."""
         found = set[int]()
         for victim in victims:
             if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):

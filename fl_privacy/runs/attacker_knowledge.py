@@ -24,7 +24,7 @@ MOST_PUBLIC = 5000  # most public images by default
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackerKnowledge:
-    """What attackers are given; the plain one ignores the defense, and the adaptive one may know it.
+    """What attackers know besides uploads; the plain attacker ignores the defense, the adaptive one may know it.
 
     Attributes:
         same_data: function from an upload's id to a name of its examples; see :func:`data_names`.
@@ -106,9 +106,9 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 def side_information_of(
     threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
 ) -> SimulatedSideInformation | None:
-    """Build what gives attackers the features (a module's outputs), or stand-ins for layers that clients keep private.
+    """Build the source of side information: features (a module's outputs), or stand-ins for layers kept private.
 
-    ``threats``: settings that say which of these they know; ``None`` if neither. ``UserError`` if
+    ``threats``: settings that say which of these attackers know; ``None`` is returned if neither. ``UserError`` if
     ``threats.features_at`` names no module, or is set without known features.
     """
     if (at := threats.features_at) is not None:

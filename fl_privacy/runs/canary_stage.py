@@ -117,7 +117,7 @@ class CanaryStage:
         return derive_generator(self.setup.config.seed, "canaries", *names)
 
     def _drawn(self, like: Tensors) -> tuple[Tensor, Tensor]:
-        """Draw s coordinates of an update and, on these, unit vectors (m, s) for m canaries; later calls repeat them."""
+        """Draw s coordinates of an update and, on these, unit vectors (m, s) for m canaries; later calls reuse both."""
         if self._chosen is None:
             size, number = sum(value.numel() for value in like.values()), self.canaries.number
             places = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]

@@ -127,10 +127,9 @@ def _nearest(client: Client, batch: Batch) -> Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class SummedProbes:
-    """Probes (extra uploads for the attack) of which the attacker only learns the mean over clients.
+    """Probes (extra uploads for the attack) of which a SecAgg+ server, or attacking clients, only learn the mean.
 
-    The attacker is a server with SecAgg+, or other clients. ``clip``: bound of an update's values under SecAgg+, which
-    rounds them to ``levels`` levels; else ``None``.
+    ``clip``: bound of an update's values under SecAgg+, which rounds them to ``levels`` levels; else ``None``.
     """
 
     clients: int  # number of clients in the mean, with ``examples`` examples each
@@ -144,7 +143,7 @@ class SummedProbes:
 
     @classmethod
     def of(cls, config: RunSettings, own: tuple[Client, ...], server: ServerPlan) -> "SummedProbes | None":
-        """Return probes averaged over clients if clients ``own`` attack or SecAgg+ is on, else ``None``."""
+        """Return the averages of probes that SecAgg+ servers or attacking clients (``own``) see; ``None`` for other runs."""
         section, size = config.secure_aggregation, config.batch_size
         clip, levels = (float(section["clip"]), int(section["levels"])) if section["name"] == "secagg" else (None, 0)
         if own and config.threat_model.differences:

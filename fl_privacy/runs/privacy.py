@@ -100,10 +100,10 @@ def calibrated(config: RunSettings) -> RunSettings:
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Return setting -> noise with which the defense spends ``privacy.epsilon`` by the last round; empty if not set.
+    """Return setting -> noise that spends the budget ``privacy.epsilon`` by the last round; empty without a budget.
 
-    ``privacy.epsilon`` itself gets ``None``. ``UserError`` if the defense gives no guarantee, or no single setting
-    scales its noise.
+    The setting ``privacy.epsilon`` gets ``None``, since the noise replaces it. ``UserError`` if the defense gives no
+    guarantee, or no single setting scales its noise.
     """
     done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:

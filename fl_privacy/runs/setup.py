@@ -127,7 +127,7 @@ class Setup:
         )
 
     def behind(self, victim: VictimId) -> Sequence[int]:
-        """Return the ids of the clients whose data are in the upload ``victim``: several if it is a mean over clients."""
+        """Return the ids of the clients whose data are in the upload ``victim``: several if it is a mean."""
         if not self.config.sites or victim.probe is not None or self.config.threat_model.differences:
             return [victim.client]
         without = {*self.config.sites, *self.excluded.get(victim.round, ())}

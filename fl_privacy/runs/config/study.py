@@ -69,7 +69,7 @@ class Study:
 
 
 def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
-    """Load a study of defenses; overrides of attacks go to attack jobs, of inference to trainings, others to both."""
+    """Load a study; ``attack.*`` overrides go to attack jobs, ``inference*`` ones to training jobs, others to both."""
     raw = _loaded("grid", name, GRIDS, _SECTIONS)
     _expect_defended(raw["defenses"], f"the grid {name}")
     of_grid = (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values())
@@ -157,7 +157,7 @@ _SECTIONS_OF_TRACK: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class UploadKind:
-    """Kind of upload that a benchmark attacks, with overrides for its attacks and states of the attacked model."""
+    """Uploads that a benchmark attacks: from which training, at which states of the model, with which overrides."""
 
     training: str
     states: tuple[State, ...]

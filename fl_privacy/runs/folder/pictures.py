@@ -75,7 +75,7 @@ def _first_free(folder: Path, names: Iterable[str]) -> Path:
 
 
 def new_file(folder: Path, name: str, attacker: Attacker, suffix: str) -> Path:
-    """Make ``folder`` private, and return a new path in it: ``name``, with attacker and number if necessary."""
+    """Make ``folder`` private and return an unused path in it, such as ``NAME-adaptive-1.json``."""
     name = name if attacker == Attacker.PLAIN else f"{name}-{attacker}"
     return _first_free(folder, (f"{each}{suffix}" for each in chain([name], (f"{name}-{k}" for k in count(1)))))
 

@@ -102,7 +102,11 @@ def verdict_of(run: Run) -> Verdict:
 
 
 def judged(summary: Summary, facts: leakage.AttackFacts, *, claim_is_false: bool = False, loader: str = "") -> Verdict:
-    """Judge a run's leakage; ``claim_is_false`` ignores its refuted epsilon; ``loader``: name of its data loader."""
+    """Judge how much a run leaks.
+
+    ``claim_is_false``: ``True`` if the stated epsilon was refuted, so that it bounds nothing. ``loader``: name of the
+    function that loads the data.
+    """
     found = summary.attacked
     asked = tuple(finding for finding in summary.inferred if finding.measures)  # others failed, or had too few examples
     inferred, bound = answered_above_chance(summary.inferred), _bound(summary.privacy, found, summary.inferred)
@@ -143,10 +147,7 @@ _TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.INFERRED: LEAK, Groun
 
 
 def tone_of(found: Sequence[LeakageResult], source: leakage.AttackedUploads = leakage.AttackedUploads.PROBES) -> Tone:
-    """Return the verdict's color: ``LEAK`` if clients' uploads leak above chance, else ``OPEN``.
-
-    ``source``: who made the uploads; those that the server made itself leak nothing.
-    """
+    """Return the verdict's color: ``LEAK`` if uploads that clients made leak above chance, else ``OPEN``."""
     return LEAK if source is not leakage.AttackedUploads.SERVER and is_read(found) else OPEN
 
 
