@@ -34,7 +34,7 @@ _NO_GUARANTEE = ": this describes these attacks and is no guarantee"
 
 @dataclass(frozen=True, kw_only=True)
 class AuditRecord:
-    """Figures and sentences of the audit of a strategy or an unmodified app."""
+    """Content of an audit's page: figures and sentences on a strategy or an unmodified app."""
 
     app: str  # name of the app, of the strategy's class, or of an update's file
     subject: Literal["app", "update"] = "app"  # ``update`` for files of any framework

@@ -29,8 +29,8 @@ def look_from_site(
     """Prepare an attack by clients (sites), which subtract their own uploads from the change of the global model.
 
     Return the uploads to intercept, and a function that yields what the sites see after each round. With
-    ``threat_model.differences``, sites compute single uploads from the means of several rounds; ``UserError`` for
-    uploads of weights or inference attacks.
+    ``threat_model.differences``, sites compute single uploads from the means of several rounds; this raises
+    ``UserError`` if clients upload weights, or inference attacks are configured.
     """
     sites, numbers = frozenset(setup.config.sites), dict[int, int]()
     known, differences = setup.config.threat_model.knows_numbers, setup.config.threat_model.differences

@@ -26,7 +26,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownImages:
-    """Lookup of the originals behind uploads, using the fingerprints or partitions that clients state."""
+    """Looks up the images behind uploads, by the fingerprints (hashes) or the data partitions that clients state."""
 
     data: object = None
     of_client: OfClient | None = None
@@ -88,7 +88,7 @@ class KnownImages:
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
-        """Return the indices of the images behind ``victims`` in a client's ``partition``, or for ``None`` in all data."""
+        """Return the indices of the images behind ``victims``, in a client's ``partition`` or (``None``) in all data."""
         found = set[int]()
         for victim in victims:
             if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):

@@ -143,7 +143,7 @@ class SummedProbes:
 
     @classmethod
     def of(cls, config: RunSettings, own: tuple[Client, ...], server: ServerPlan) -> "SummedProbes | None":
-        """Return the averages of probes that SecAgg+ servers or attacking clients (``own``) see; ``None`` for other runs."""
+        """Return the averages of probes that a SecAgg+ server or clients ``own`` see; ``None`` for other attackers."""
         section, size = config.secure_aggregation, config.batch_size
         clip, levels = (float(section["clip"]), int(section["levels"])) if section["name"] == "secagg" else (None, 0)
         if own and config.threat_model.differences:
