@@ -84,7 +84,7 @@ def names(runs: Sequence[Run]) -> tuple[list[str], str]:
 
 
 def flat_settings(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key, after ``prefix``, and the value of each setting in the nested ``section``."""
+    """Yield (dotted key, value) of each setting in the nested ``section``; keys begin with ``prefix``."""
     for key, value in section.items():
         if isinstance(value, Mapping):
             yield from flat_settings(value, f"{prefix}{key}.")

@@ -88,7 +88,7 @@ class KnownImages:
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
-        """Return the indices of the images behind ``victims``, in a client's ``partition`` or (``None``) in all data."""
+        """Return the indices of the images behind ``victims``, in a client's ``partition`` or (``None``) all data."""
         found = set[int]()
         for victim in victims:
             if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):

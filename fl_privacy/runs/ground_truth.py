@@ -184,7 +184,7 @@ class SummedProbes:
     def mean_of_clients(
         self, client: Client, state: ClientState, sent: ModelState, *, round: int, probe: int
     ) -> Upload:
-        """Return the mean of all clients' uploads for one ``probe``; each uses other examples of ``client``."""
+        """Return the mean of all clients' uploads; ``client`` stands in for each, with other examples each time."""
         uploads = self._uploads(client, state, sent, round, probe)
         if self.own:
             known, sites = dict(enumerate(uploads)), range(self.clients, len(uploads))

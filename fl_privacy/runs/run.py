@@ -139,7 +139,7 @@ def readers_of(
     privacy: Privacy,
     clients: ClientLocation,
 ) -> list[Reader]:
-    """Build the stages that receive intercepted uploads, in calling order; ``waiting``: uploads to attack later."""
+    """Build the stages that get each intercepted upload (saving, attack, inference, canaries), in calling order."""
     config, found = setup.config, list[Reader]()
     if config.intercept.save:
         found.append(CaptureWriter(folder.path / CAPTURES))

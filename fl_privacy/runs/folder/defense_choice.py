@@ -33,7 +33,7 @@ CAN_INFER: Mapping[str, str] = {
 
 
 def is_above_chance(name: str, measure: Measure, *, among: int = 1) -> bool:
-    """Return whether the measure called ``name`` is above chance, corrected for ``among`` measures in total."""
+    """Return whether the measure called ``name`` is above chance, at a level corrected for ``among`` measures."""
     return above_chance(measure, among=among, low_leaks=name in LOW_LEAKS)
 
 
