@@ -74,7 +74,7 @@ def telling_settings(run: Run) -> dict[str, str]:
 
 
 def names(runs: Sequence[Run]) -> tuple[list[str], str]:
-    """Return, for each run, the options in which runs differ, or else its label; and the options that all share."""
+    """Name each run by the options in which runs differ, or by its label; also return the options that all share."""
     options = {group: [chosen(run, group) for run in runs] for group in GROUPS}
     varying = [group for group, taken in options.items() if len(set(taken)) > 1]
     same = {group: taken[0] for group, taken in options.items() if group not in varying}

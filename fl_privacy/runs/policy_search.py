@@ -69,7 +69,7 @@ class SearchSettings:
 
 
 class PolicyScorer:
-    """Scores augmentation policies by privacy and accuracy; ``semi_trained``: file that keeps the partly trained model."""
+    """Scores augmentation policies by privacy and accuracy; ``semi_trained``: file to keep the partly trained model."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from fl_privacy.runs.config.parse import Options, called, options, plain_value, 
 
 
 class Role(StrEnum):
-    """Part of a run that a setting affects: its execution only (``RUNTIME``), the training, the defense or the attack."""
+    """Part of a run that a setting affects: only its execution (``RUNTIME``), the training, a defense or an attack."""
 
     RUNTIME = "runtime"  # place, speed and name of a run, but no result
     TRAINING = "training"  # the result of the training
