@@ -159,7 +159,7 @@ def others_of_app(
     seed: int,
     nodes: int | None = None,
 ) -> Distractors:
-    """Return distractors: images that were not attacked, which a reconstruction is compared with.
+    """Return distractors: images that were not attacked, with which reconstructions are compared.
 
     For one client's updates, only images attacked at this client are left out. If the app's data have too few images,
     those of installed packages are added.

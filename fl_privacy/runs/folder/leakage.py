@@ -86,7 +86,7 @@ def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | Non
 
 
 def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
-    """Return the largest count of recognized substitutes (images that a defense trains on instead); ``None`` for zero."""
+    """Return the largest count of recognized substitutes (images that a defense trains on instead), if any."""
     bounds = [bound for reading in found if (bound := reading.counted_by(TRANSFORMED_METRIC))]
     most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
     return most if most and most.recognizable else None
