@@ -237,7 +237,7 @@ PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "
 
 
 def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
-    """Raise ``UserError`` if ``overrides`` from a message (``where``) set a file or folder, except for keys ``unread``."""
+    """Raise ``UserError`` if ``overrides`` of the message ``where`` set a path in a key that is not in ``unread``."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         for name, text in _settings(override.key_or_group, override.value()):
             parted = "/" in text or "\\" in text or leads_outside(text)
