@@ -296,7 +296,7 @@ def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[dict[s
 
 
 def best_rows_in_words(run: Run) -> str:
-    """Describe how :func:`best_rows` chose its rows; for comparison, state the share of cells right in guesses."""
+    """Describe how :func:`best_rows` chose its rows, and what share of cells guesses without the update get right."""
     shown, said = from_many(rank_by(run, TABLE_METRIC), 3, "row"), []
     if found := [r["control_cells"] for r in run.of_kind("image") if r.get("control_cells") is not None]:
         share = metric(sum(found) / len(found), TABLE_METRIC)

@@ -37,7 +37,7 @@ NOTES: Mapping[Unit, str] = {
 
 @dataclass(eq=False, kw_only=True)
 class CanaryStage:
-    """Scores canaries (invented examples or clients); a high sum over rounds suggests that one took part."""
+    """Scores canaries (invented examples or clients): a high score suggests that the canary took part in training."""
 
     setup: Setup
     canaries: Canaries

@@ -199,7 +199,7 @@ class Setup:
         return None if texts is None else texts.vocabulary
 
     def assumed_knowledge(self) -> Knowledge:
-        """Return the facts that the strongest attacker knows: a placeholder for each; ``None`` for unknown ones."""
+        """Return what the strongest attacker knows: a placeholder value for each known fact, ``None`` for others."""
         given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
         public = min(MOST_PUBLIC, len(self.unattacked)) if given.public_images is None else given.public_images
         adaptive = given.knows_defense and self._described is not None
