@@ -178,7 +178,7 @@ class FamilyCurve:
 
 
 def render_trade_off(rows: Sequence[StudyRow], out: Path, *, psnr_below: float | None) -> str:
-    """Render the HTML of a sweep's ``rows``; ``psnr_below``: see :func:`write_report`; links are relative to ``out``."""
+    """Render the HTML of a sweep's ``rows``; links are relative to ``out``; ``psnr_below``: see ``write_report``."""
     asked, candidates = _asked_and_candidates(rows)
     best = best_unread(candidates, psnr_below)
     versus = list(dict.fromkeys(v for row in rows for v in row.leakage))
