@@ -62,7 +62,7 @@ class PaperTable:
         return planned
 
     def with_data(self) -> PaperTable:
-        """Return this table with the first of its data sets that is installed; ``UserError`` if none is."""
+        """Return this table with the first of its data sets that is available here; ``UserError`` if none is."""
         from fl_privacy.runs.build import build_dataset  # noqa: PLC0415  (PyTorch: after the settings are checked)
 
         try:

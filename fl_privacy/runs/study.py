@@ -285,7 +285,7 @@ PAGE, FIGURES = "benchmark.html", "benchmark.json"  # files in the benchmark's f
 
 
 def measured_by(plan: StudyPlan[Track]) -> MeasuredBenchmark:
-    """Collect the results of a benchmark from the jobs of its ``plan`` that have finished."""
+    """Collect the results of a benchmark from the runs (jobs) in its ``plan`` that have finished."""
     jobs = [job for stage in plan.stages() for job in stage]
     done = [job.folder for job in jobs if job.finished]
     found = [read_environment(folder) for folder in done]
@@ -317,7 +317,7 @@ def write_benchmark(plan: StudyPlan[Track], measured: MeasuredBenchmark) -> Path
 
 
 def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> MeasuredTable:
-    """Build the table of the sweep ``grid`` from finished jobs; ``UserError`` for fewer than two trainings."""
+    """Build the table of the sweep ``grid`` from its finished runs; ``UserError`` for fewer than two trainings."""
     study, entries = plan.study, plan.entries()
     rows = read_study(entries)
     asked = asked_of([finding for row in rows for finding in row.findings])

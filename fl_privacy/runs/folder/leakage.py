@@ -34,7 +34,7 @@ TRANSFORMED_METRIC = "transformed_psnr"  # nearness of guesses to a defense's su
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Extent:
-    """How much leaked, for comparison: ``a > b`` if ``a`` leaks more by the first field in which both differ."""
+    """How much leaked. Extents compare by the share reconstructed; if it is equal, by the next field, and so on."""
 
     read: float = 0.0  # share of the attacked examples that were reconstructed; unscored ones count on request
     exact: float = 0.0

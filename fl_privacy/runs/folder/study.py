@@ -188,7 +188,7 @@ class StudyRow:
         return replace(candidate, over_control=least_over_control(passive))
 
     def missing(self, threat: Threat) -> list[AttackCell]:
-        """List attacks, of at most the power of ``threat``, that did not finish or ran without knowing the defense."""
+        """List attacks, no stronger than ``threat``, that did not finish or ran without knowing the defense."""
 
         def known(cell: AttackCell) -> bool:
             found = self.readings.get(cell, ())
