@@ -33,7 +33,7 @@ _NO_GUARANTEE = "; other attacks may reconstruct more"
 
 @dataclass(frozen=True, kw_only=True)
 class AuditRecord:
-    """Figures and sentences of the audit of a strategy or an unmodified app."""
+    """Content of an audit's page: figures and sentences on a strategy or an unmodified app."""
 
     app: str  # name of the app, of the strategy's class, or of an update's file
     subject: Literal["app", "update"] = "app"  # ``update`` for files of any framework
@@ -94,7 +94,7 @@ class AuditRecord:
 
     @property
     def also(self) -> list[str]:
-        """Return sentences without full stops on leaks that the headline does not name."""
+        """Return the findings that the headline does not name, as sentences without full stops."""
         read, clear = [step for step in self.steps if step.leaks], self._of("data")
         found = [_read(step) for step in read if clear or step is not max(read, key=attrgetter("share"))]
         leaking = [one for one in self.aggregate if one.leaks]
@@ -400,8 +400,8 @@ def _number(number: int, what: str) -> str:
 def audit_of_run(name: str, verdict: Verdict, site: tuple[Counts, int] | None = None) -> AuditRecord:
     """Return the record of a strategy's audit, with one result for each round and attacker.
 
-    ``name``: name of the app. ``site``: counts of other clients' examples that one client reconstructed, and the number
-    of clients; ``None`` if this attack was not tried.
+    ``site``: counts of other clients' examples that one client reconstructed, and number of clients; ``None``: not
+    tried.
     """
     found, source = verdict.readings, verdict.facts.source
     several, answers = len({one.attacker for one in found}) > 1, []

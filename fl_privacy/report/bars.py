@@ -25,7 +25,7 @@ SHORT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A bar of a chart: a share in [0, 1], its 95 % interval, and the control's share, each ``None`` if not known."""
+    """One bar of a chart: a share in [0, 1], its 95 % interval, and ``control``, the share that guesses reach."""
 
     title: str
     figure: str = "not attacked"  # the share in words, for people who see no picture too
@@ -50,7 +50,7 @@ class Bar:
 
 
 def bars_of(answers: Sequence[Answer]) -> list[Bar]:
-    """Return a bar for each scenario whose examples were attacked, in the order of ``by_reality``."""
+    """Return a bar for each scenario (way of uploading) whose examples were attacked, in the order of ``by_reality``."""
     return [_of_examples(step) for step in by_reality(answers) if step.question == "examples"]
 
 
@@ -60,12 +60,12 @@ def by_reality(answers: Sequence[Answer]) -> list[Answer]:
 
 
 def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
-    """Return a bar for each question, such as membership, that an attack on the training's uploads could estimate."""
+    """Return a bar for each inferred property, such as membership, for which an attack gave an estimate."""
     return [_of_question(one, one.estimate) for one in answers if one.question != "examples" and one.estimate]
 
 
 def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Bar]:
-    """Return each bar ``before`` a defense, followed by the bar ``after``; if ``defense`` is empty, only ``after``."""
+    """Return each bar ``before`` a defense, followed by its bar ``after``; only ``after`` if ``defense`` is empty."""
     if not defense:
         return list(after)
     found, old = list[Bar](), {bar.title: bar for bar in before}
@@ -76,8 +76,9 @@ def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Ba
 
 
 def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | None = None, aside: str = "") -> Bar:
-    """Return a bar of the reconstructed share of ``counts``, next to that of ``control`` (guesses without the upload).
+    """Return a bar for the share of attacked examples that were reconstructed.
 
+    ``counts``: numbers of attacked and reconstructed examples. ``control``: the same for guesses without the upload.
     ``red``: ``True`` if the share counts as a leak. ``aside``: words next to the bar.
     """
     failed = f"the attack failed on {counts.failures}" * bool(counts.failures)
@@ -131,7 +132,7 @@ def _of_question(answer: Answer, found: Estimate) -> Bar:
 
 
 def best_of(step: Answer, *, in_words: bool = False) -> list[Shown]:
-    """Return the ``MOST_BEST`` best reconstructions of an attack: by squared error or, ``in_words``, by right words."""
+    """Return an attack's best ``MOST_BEST`` reconstructions, by squared error or, ``in_words``, by right words."""
 
     def distance(one: Shown) -> float:
         if in_words:

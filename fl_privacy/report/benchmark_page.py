@@ -82,7 +82,7 @@ def render_benchmark(measured: MeasuredBenchmark) -> str:
 
 
 def why_incomplete(standing: StudyRow) -> str:
-    """Describe which jobs of the defense in ``standing`` are missing, and why; empty if none is."""
+    """Name the missing jobs of a defense and the reasons, if any are missing; ``standing``: its row in the ranking."""
     entry = standing.entry
     folders = [path for name, path in entry.trainings.items() if name not in standing.trainings]
     folders += [entry.attacks[cell] for cell in standing.missing("malicious")]
@@ -186,7 +186,7 @@ SCHEMA = Path(__file__).resolve().parent / "benchmark.schema.json"
 
 
 def benchmark_as_plain(measured: MeasuredBenchmark) -> dict[str, Any]:
-    """Return the figures as plain values; only ``clock`` differs between repeated benchmarks."""
+    """Return a benchmark's figures as plain values; those that change if it is repeated are in ``clock``."""
     track = measured.track
     return {
         "format": FORMAT,
@@ -326,7 +326,7 @@ class MeasuredBenchmark:
 
 
 def extent_of(row: StudyRow, threat: Threat) -> Extent:
-    """Return the most that leaked in ``row`` to attackers up to ``threat``; the worst value if a result is missing."""
+    """Return the largest leakage to attackers no stronger than ``threat``; ``WORST`` if a result is missing."""
     candidate = row.candidate(threat)
     return WORST if candidate is None or row.missing(threat) else candidate.extent
 

@@ -49,9 +49,9 @@ LONGEST_REASON = 160  # most letters of a reason why a scenario was not attacked
 
 
 def write_brief(run_dir: Path, out: Path | None = None) -> Path:
-    """Write a printable page on a run or an app's audit, without client data, and return the page's path.
+    """Write a one-page summary of a run or an app's audit, without client data (default ``<run_dir>/brief.html``).
 
-    By default ``out`` is ``<run_dir>/brief.html``. ``UserError`` for another kind of folder, or if writing fails.
+    ``UserError`` for another kind of folder, or if writing fails.
     """
     if out is not None:
         expect_file_name(out)
@@ -179,7 +179,7 @@ def _audit_risks(record: "AuditRecord", attacked: Sequence[Answer], kind: str) -
 
 
 def render_brief(run: Run) -> str:
-    """Render a run's brief as HTML, without pictures, texts and paths."""
+    """Render a run's one-page summary as HTML, without pictures, texts and paths."""
     verdict = verdict_of(run)
     found = verdict.readings
     folder = run.path / "reconstructions"
@@ -320,9 +320,9 @@ BRIEF = "brief.html"
 
 
 def verified(place: Path, *, app: Path | None = None) -> tuple[str, list[str]]:
-    """Recompute the figures and the brief (a one-page summary) of a run or an audit, and compare both with the files.
+    """Recompute the figures and the one-page summary of a run or an audit, and compare both with the files.
 
-    ``place``: folder, or the brief in it. ``app``: folder whose digest is compared with the audited app's. Return the
+    ``place``: folder, or the summary in it. ``app``: folder whose digest is compared with the audited app's. Return the
     names of the compared files, and a line for each difference; ``UserError`` for damaged files.
     """
     from fl_privacy.report.audit_file import APP_DIGEST, RECORD, plain_app, read_audit  # noqa: PLC0415  (PyTorch)

@@ -71,11 +71,11 @@ def line_chart(
     faint: bool = False,
     marks: Sequence[Sequence[tuple[float, float]]] = (),
 ) -> Markup:
-    """Draw curves over a common axis; ``alt`` describes the chart to those who don't see it.
+    """Draw curves over a common axis; ``x``, ``y``: titles of the axes; ``alt``: description of the chart.
 
-    ``percent`` shows the share ``y`` in percent, from 0; ``log`` makes the axis of ``y`` logarithmic; ``faint`` draws
-    thin lines in one color. ``marks``: for each curve, a point (x, y) for each frame of an animation; the point of
-    frame N has an SVG id that ends in ``-moment-N``.
+    ``percent``: ``True`` if the values of y are shares, which are shown in percent from 0. ``log`` makes the y axis
+    logarithmic; ``faint`` draws thin lines in one color. ``marks``: for each curve, a point (x, y) for each frame of an
+    animation; the point of frame N has an SVG id that ends in ``-moment-N``.
     """
 
     def place(x: float, y: float | None) -> tuple[float, float]:
@@ -239,7 +239,7 @@ def draw_bound(axes: Axes, bound: float, label: str) -> None:
 
 
 def widen(axes: Axes) -> None:
-    """Widen a finished plot's axes: x to at least ten percentage points, y to a quarter of its largest value."""
+    """Make the x range at least ten percentage points, and the y range at least a quarter of the largest y."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     if (missing := LEAST_POINTS - (right - left)) > 0:
         beyond = max(0.0, right + missing / 2 - max(100.0, right))

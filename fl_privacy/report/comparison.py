@@ -73,7 +73,7 @@ class RunRow:
 
 
 def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
-    """Return the accuracy of ``run`` in percent of the undefended run's, recorded or from ``runs``; else ``None``."""
+    """Return a run's accuracy in percent of the accuracy without a defense; ``None`` if the latter is unknown."""
     summary = run.summary
     if summary.pmm is not None or summary.final_accuracy is None or run.identity.undefended:
         return summary.pmm
@@ -219,7 +219,6 @@ def _lede(rows: Sequence[RunRow], psnr_below: float | None) -> str:
 
 
 def _candidates(rows: Sequence[RunRow]) -> list[Candidate]:
-    """Return the defenses to choose from; runs that differ only in the attack are joined."""
     groups: dict[str, list[RunRow]] = {}
     asked = asked_of([finding for row in rows for finding in row.summary.inferred])
     for row in rows:

@@ -127,7 +127,7 @@ def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str
 
 
 def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the page's data that every example has: origin, ``metrics`` and phrases ``more``, label and failure."""
+    """Return the page's data on an ``image``, ``text`` or ``row`` (``kind``): origin, caption, label, failure."""
     right, certainty, place = record.get("label_correct"), record["certainty"], place_of(record, kind)
     label = "" if right is None else "label found" if right else "label wrong"
     if (taken := record.get("label")) is not None:
@@ -154,7 +154,10 @@ def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
 
 
 def from_many(ranked: Sequence[Mapping[str, Any]], count: int, kind: str) -> list[Mapping[str, Any]]:
-    """Return ``count`` examples in the order of ``ranked``, the best of different clients and uploads if possible."""
+    """Choose ``count`` of the ``ranked`` examples (best first), if possible from different clients and uploads.
+
+    ``kind``: noun for an example, such as ``row``.
+    """
     chosen: dict[str, Mapping[str, Any]] = {}
     for of in (lambda one: one["client"], lambda one: one["id"], lambda one: place_of(one, kind)):
         for one in ranked:
@@ -164,7 +167,7 @@ def from_many(ranked: Sequence[Mapping[str, Any]], count: int, kind: str) -> lis
 
 
 def gallery_title(run: Run, kind: str) -> str:
-    """Return the gallery's title: the number of attacked examples and their rounds."""
+    """Return a gallery's title: number and rounds of attacked examples; ``kind``: noun for one, such as ``image``."""
     attacked = run.of_kind("image")
     rounds = sorted({image["round"] for image in attacked})
     number, where = len({(str(v["id"]).removeprefix(f"round-{v['round']}/"), v["image"]) for v in attacked}), ""
@@ -178,7 +181,7 @@ def gallery_title(run: Run, kind: str) -> str:
 
 
 def caption(record: Mapping[str, Any], metrics: Sequence[str] = CAPTION, more: Sequence[str] = ()) -> str:
-    """Return a caption with the measured ``metrics`` and phrases ``more``, or the attack's loss without an original."""
+    """Return a caption of the ``metrics`` and phrases ``more``, or of the attack's loss if no original is known."""
     if record.get("label") is not None and record.get("attack_loss") is not None:
         return f"The attacker's own loss {record['attack_loss']:.3g}"
     figures = [f"{title(name)} {metric(record[name], name)}" for name in metrics if record.get(name) is not None]
@@ -229,7 +232,10 @@ class Piece:
 
 
 def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[dict[str, Any]]:
-    """Return the page's data on the best, median and worst text by metric ``by``; on any three if all are equal."""
+    """Return the page's data on the best, median and worst text by metric ``by``; on any three texts if all are equal.
+
+    ``found``: (victim id, example number) -> original and reconstructed text.
+    """
     ranked = rank_by(run, by)
     if _equal(run, by):
         different = {place_of(record, "text"): record for record in reversed(ranked)}
@@ -260,7 +266,7 @@ def uncolored(tokens: Sequence[str]) -> list[Piece]:
 def text_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> dict[str, Any]:
     """Return the page's data on an attacked text: tokens of the original (empty if unknown) and of the guesses.
 
-    ``record``: the text's results. ``found``: original and guesses by victim and text. ``rank``: such as ``Best``.
+    ``record``: its results. ``found``: (victim id, text number) -> original and guesses. ``rank``: such as ``Best``.
     """
     sentence = found.get((record["id"], record["image"]), Sentence(None))
     original = sentence.original
@@ -279,7 +285,10 @@ _RANKS = ("Best", "Second", "Third")
 
 
 def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[dict[str, Any]]:
-    """Return the page's data on three rows with many right cells, from different clients and uploads if possible."""
+    """Return the page's data on three of the best reconstructed rows, from different clients and uploads if possible.
+
+    ``found``: (victim id, example number) -> original and reconstructed row.
+    """
     ranked = rank_by(run, TABLE_METRIC)
     shown = from_many(ranked, 3, "row")
     ranks = _RANKS if shown == ranked[:3] and not _equal(run, TABLE_METRIC) else ("", "", "")
@@ -287,7 +296,7 @@ def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[dict[s
 
 
 def best_rows_in_words(run: Run) -> str:
-    """Describe how :func:`best_rows` chose its rows, and how many cells guesses from public data alone get right."""
+    """Describe how :func:`best_rows` chose its rows, and what share of cells guesses without the update get right."""
     shown, said = from_many(rank_by(run, TABLE_METRIC), 3, "row"), []
     if found := [r["control_cells"] for r in run.of_kind("image") if r.get("control_cells") is not None]:
         share = metric(sum(found) / len(found), TABLE_METRIC)
@@ -308,7 +317,7 @@ def _equal(run: Run, by: str) -> bool:
 def row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> dict[str, Any]:
     """Return the page's data on an attacked table row: original (``?`` if unknown) and guessed cells of each column.
 
-    ``record``: the row's results. ``found``: original and guesses by victim and row. ``rank``: such as ``Best``.
+    ``record``: its results. ``found``: (victim id, row number) -> original and guesses. ``rank``: such as ``Best``.
     """
     pair = found.get((record["id"], record["image"]), RowPair(None))
     original, control = pair.original, record.get("control_cells")
@@ -340,7 +349,7 @@ VICTIMS_SHOWN = 3  # victims shown per attacker; ``films`` may record more
 
 @dataclass(frozen=True, kw_only=True)
 class Reel:
-    """A victim's part of a film: the original, and the guesses at some moments of the attack."""
+    """Pictures of one attacked example in an animation: its original, and the guesses at some moments of the attack."""
 
     where: str
     member: str  # sub-attack of the frames, or empty
@@ -364,7 +373,10 @@ class Screening:
 def films_of_run(
     run: Run, films: Mapping[Attacker, Sequence[Film]], pairs: Mapping[tuple[str, int], Pair | Sentence]
 ) -> list[Screening]:
-    """Return an animation of each attacker's reconstructions in its last recorded round; ``pairs``: the originals."""
+    """Return one animation for each attacker, from the last round in which its reconstructions were recorded.
+
+    ``pairs``: (victim id, example number) -> original and reconstruction.
+    """
     found = []
     for attacker, of_attacker in films.items():
         images = {(v["id"], v["image"]): v for v in run.of_kind("image", attacker)}

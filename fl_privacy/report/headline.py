@@ -264,7 +264,7 @@ def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
 
 
 def tried_in_words(verdict: Verdict, kind: str) -> str:
-    """Describe the attack on a ``kind``, such as ``image``: knowledge of the defense, budget, uploads, image prior."""
+    """Describe the attack on examples (``kind``): budget, knowledge of the defense, number of uploads, image prior."""
     facts = verdict.facts
     server = observer(facts) if facts.server or facts.sites else "an honest-but-curious server"
     name = facts.attack or "the server's own reconstruction"
@@ -307,7 +307,7 @@ def _open_ends(verdict: Verdict, kind: str) -> list[str]:
 
 
 def bound_in_words(bound: Recognized) -> str:
-    """Format a paper's threshold, such as ``PSNR ≥ 15.0 dB``."""
+    """Format the value from which a paper counts an example as reconstructed, such as ``PSNR ≥ 15.0 dB``."""
     sign = "≥" if bound.leaks == "above" else "<"
     return f"{title(bound.metric)} {sign} {metric(bound.value, bound.metric)}"
 

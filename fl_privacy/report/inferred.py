@@ -72,7 +72,7 @@ class InferredView:
 
 
 def views_of(findings: Sequence[Finding]) -> list[InferredView]:
-    """Return a view for each inferred kind of fact, such as membership."""
+    """Return the page's data on each kind of fact that attacks inferred, such as membership."""
     return [_view(about, findings) for about in dict.fromkeys(f.about for f in findings)]
 
 

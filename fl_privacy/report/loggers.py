@@ -22,10 +22,8 @@ Scalar = tuple[str, float, int]  # name, value, round
 def log_run(run: Run | Path | str, to: Any) -> int:
     """Log a run's figures by round, and its verdict; return the number of figures.
 
-    Figures are test accuracy, losses and epsilon, and for each attacker the reconstructed share, its upper 95 % bound,
-    and the mean of the main metric. ``to`` is ``SummaryWriter`` of TensorBoard or tensorboardX, the module ``mlflow``,
-    or the result of ``wandb.init``; or ``tensorboard:FOLDER``, ``mlflow``, ``wandb``. ``UserError`` without a run or
-    logger, or if the logger's package is missing.
+    ``to``: ``SummaryWriter`` of TensorBoard or tensorboardX, the module ``mlflow``, or the result of ``wandb.init``; or
+    ``tensorboard:FOLDER``, ``mlflow``, ``wandb``. ``UserError`` without a run or logger, or if its package is missing.
     """
     found = run if isinstance(run, Run) else read_run(Path(run))
     scalars = list(scalars_of(found))
@@ -35,7 +33,7 @@ def log_run(run: Run | Path | str, to: Any) -> int:
 
 
 def scalars_of(run: Run) -> Iterator[Scalar]:
-    """Yield name, value and round of the known figures; an infinite PSNR becomes 100 dB."""
+    """Yield (name, value, round) for each number of the run that is not NaN; an infinite PSNR becomes 100 dB."""
     decibels = f"{IMAGE_METRIC}_mean"
     for name, value, round in _figures(run):
         if not math.isnan(value):

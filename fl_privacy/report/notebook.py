@@ -18,9 +18,8 @@ _BEYOND = 0.01  # rounding error of pixels outside [0, 1]
 def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None) -> Image.Image:
     """Return a picture of reconstructions in a row, below their ``originals`` (B, C, H, W) if given.
 
-    Originals are a tensor, a NumPy array or a :class:`Batch`; gray images may be (B, H, W). Inputs outside [0, 1] are
-    scaled by their range; volumes (B, C, D, H, W) show their middle slice. ``UserError`` if an attack failed, or the
-    inputs are no images.
+    Values outside [0, 1] are scaled by their range; volumes (B, C, D, H, W) show their middle slice. ``UserError`` if
+    an attack failed, or the inputs are no images.
     """
     found = [found] if isinstance(found, Reconstruction) else found
     batches = []
@@ -37,7 +36,7 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
         rows.insert(0, given.detach().cpu().float())
     rows = [_images(row) for row in rows]
     if originals is not None:
-        rows[1] = _below(rows[0], rows[1], [len(batch) for batch in batches])
+        rows[1] = _matched_guesses(rows[0], rows[1], [len(batch) for batch in batches])
     # scale ``rows`` to [0, 1] together if they clearly are not
     low, high = (float(of(torch.stack([of(row) for row in rows]))) for of in (torch.min, torch.max))
     if not (low >= -_BEYOND and high <= 1 + _BEYOND):
@@ -52,8 +51,7 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
     return picture.resize((picture.width * larger, picture.height * larger), Image.Resampling.NEAREST)
 
 
-def _below(originals: Tensor, guesses: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return ``guesses`` in the order of the ``originals`` they match, else white; ``sizes``: sizes of the batches."""
+def _matched_guesses(originals: Tensor, guesses: Tensor, sizes: Sequence[int]) -> Tensor:
     if originals.shape[1:] != guesses.shape[1:]:
         return guesses
     sizes = list(sizes) if sum(sizes) == len(originals) else [len(guesses)]

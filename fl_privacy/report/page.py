@@ -28,7 +28,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 
 def render(template: str, *, live: bool = False, script: str | None = None, **values: Any) -> str:
-    """Render ``template`` with escaped ``values``; ``live`` allows a progress frame, ``script`` is a file to inline."""
+    """Render ``template``; ``live`` lets the page embed a frame with a run's progress, ``script``: file to inline."""
     policy, program = CONTENT_SECURITY_POLICY + "; frame-src 'self'" * live, Markup("")
     if script is not None:
         program = Markup((TEMPLATES / script).read_text(encoding="utf-8"))

@@ -23,7 +23,7 @@ _WIDE = 20.0  # least ratio of accuracy scores for a logarithmic axis
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Results of a search for transformation policies."""
+    """Results of a search for policies: image augmentations that hide training images (defense ATS)."""
 
     scored: Sequence[Scored]
     untransformed: Scored  # score without a transformation
@@ -40,7 +40,7 @@ class Findings:
 
 
 def render_search(found: Findings, *, data: str, model: str, seed: int) -> str:
-    """Render the HTML of a search for transformation policies."""
+    """Render the HTML page on a search for augmentation policies."""
     return render(
         "policy_search.html.j2",
         found=found,
@@ -57,7 +57,7 @@ def render_search(found: Findings, *, data: str, model: str, seed: int) -> str:
 
 
 def policy_in_words(policy: Policy) -> str:
-    """Name the operations of ``policy``, with their levels."""
+    """Name the image operations of ``policy``, with their levels."""
     return ", ".join(f"{operation.name.replace('_', ' ')} {operation.level}" for operation in policy.operations)
 
 

@@ -34,7 +34,7 @@ DISTANCES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Accuracy and reconstruction distances of a defense (mechanism) at one strength under one attack."""
+    """Accuracy, and distances of reconstructions from originals, under a defense (``mechanism``) at one strength."""
 
     mechanism: str
     strength: str
@@ -52,7 +52,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Cap:
-    """Mean over ``points`` strengths of a defense's accuracy times distance (CAP of SPN's paper); higher is better."""
+    """A defense's mean, over ``points`` strengths, of accuracy times distance from originals (CAP, Fan et al. 2020)."""
 
     mechanism: str
     distance: str
@@ -62,7 +62,7 @@ class Cap:
 
 
 def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
-    """Return accuracy and leakage of each defense setting (row) of a study, for each attacker and the strongest one."""
+    """Return the accuracy and leakage of each row of a study: one sample per attacker, and one of the strongest."""
     found = []
     for row in rows:
         attacks = {cell.title: run for cell, run in row.attacks.items()}
@@ -83,7 +83,7 @@ def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
 def sample_of(
     leakages: Sequence[LeakageResult], accuracy: float | None, update_distortion: Mapping[str, Statistic], **named: Any
 ) -> Sample | None:
-    """Build a :class:`Sample` from an attacker's results and the fields ``named``; ``None`` if a part is missing."""
+    """Build a :class:`Sample` from one attacker's results and the fields ``named``; ``None`` if a figure is missing."""
     ratio, distances = update_distortion.get("signal_to_distortion"), distances_of(leakages)
     if accuracy is None or ratio is None or not distances:
         return None
@@ -91,7 +91,7 @@ def sample_of(
 
 
 def distances_of(leakages: Iterable[LeakageResult]) -> dict[str, float]:
-    """Return the smallest measured distance between reconstruction and original by its name in ``DISTANCES``."""
+    """Return name in ``DISTANCES`` -> smallest measured distance between a reconstruction and its original."""
     measured: list[dict[str, float]] = []
     for leakage in leakages:
         found = {}
@@ -106,7 +106,7 @@ def distances_of(leakages: Iterable[LeakageResult]) -> dict[str, float]:
 
 
 def with_worst(samples: Sequence[Sample]) -> list[Sample]:
-    """Return ``samples`` and, for each training with several attackers, one with the smallest distance among them."""
+    """Add, for each training with several attackers, a sample of the strongest: the one with the smallest distances."""
     met: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         met.setdefault((sample.training, sample.versus.attack), []).append(sample)
@@ -136,7 +136,7 @@ def caps(samples: Sequence[Sample]) -> list[Cap]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PpcView:
-    """Tables and charts of the section on privacy-preserving characteristics (PPC)."""
+    """Tables and charts that show how accuracy and leakage change with a defense's strength."""
 
     mechanisms: Sequence[str]
     columns: Sequence[tuple[str, Versus]]
@@ -146,7 +146,7 @@ class PpcView:
 
 
 def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
-    """Build tables and charts of accuracy over leakage from ``samples``; ``None`` if there are none."""
+    """Build tables and charts that compare accuracy with leakage; ``None`` if ``samples`` is empty."""
     if not samples:
         return None
     found = caps(samples)
@@ -206,9 +206,10 @@ def _curves(samples: Sequence[Sample], attack: str) -> dict[str, Markup]:
 
 
 def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distance: str, alt: str) -> Markup:
-    """Draw accuracy, reconstruction distance and their product over log10(update / distortion + 1): SPN's Figure 5.
+    """Draw accuracy, distance, and accuracy times distance against log10(1 + ||B|| / ||E||).
 
-    ``plain``, ``adaptive``: results of attacks without and with knowledge of the defense. ``distance``: axis label.
+    B is the undefended update and E the change that the defense makes (Figure 5 of SPN, Fan et al. 2020). ``plain``,
+    ``adaptive``: results of attacks without and with knowledge of the defense. ``distance``: axis label.
     """
     blue, orange, *_ = SERIES
 
@@ -241,10 +242,10 @@ NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE)
 
 
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
-    """Return the accuracy and leakage of each defended run, for each attacker and the strongest one.
+    """Return the accuracy and leakage of each defended run: one sample per attacker, and one of the strongest.
 
-    The defense's strength is the setting that takes the most values in ``runs``; of several such, the first declared.
-    Runs that differ in other settings of the defense are different defenses; others that differ, different attacks.
+    The strength of a defense is its setting with the most different values in ``runs``. Runs that differ elsewhere
+    count as different defenses or attacks.
     """
     defended = [run for run in runs if not run.identity.undefended]
     found = []
@@ -303,11 +304,7 @@ PICTURED_OF_PAPER = 6  # most images in a row of a paper's picture
 
 
 def paper_view_of(run: Run) -> dict[str, Any] | None:
-    """Return the page's data on a paper's table that a study repeated; ``None`` unless ``run`` is the study's first.
-
-    ``printed``: whether the paper has values in each column; ``orders``: column -> whether our 95 % intervals order the
-    lines as the paper does; ``strips``: rows of images as data URIs, empty for deleted runs.
-    """
+    """Return the page's data on a published table that a study repeated; ``None`` if the run's folder holds none."""
     if (record := read_paper(run.path)) is None:
         return None
     samples, pairs = [], {}

@@ -170,7 +170,7 @@ class ShownVictims:
 
 
 def _audited(run: Run, verdict: Verdict) -> Any:
-    """Return the record of the audit with this ``verdict``; imported here, so that other pages need no PyTorch."""
+    """Return the content of an audit's page, loaded only here because it needs PyTorch, unlike other pages."""
     from fl_privacy.report.audit_file import read_captured  # noqa: PLC0415
     from fl_privacy.report.audit_page import audit_of_run  # noqa: PLC0415
 

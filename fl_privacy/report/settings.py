@@ -24,12 +24,12 @@ _BATCH_NORM = {
 
 
 def chosen(run: Run, group: str) -> str:
-    """Return the run's option of the config group ``group``; for a user's own code, the code's name."""
+    """Return the name of the option chosen in config group ``group``, or of the user's own function or class."""
     return chosen_option(run.identity, group)[0]
 
 
 def overview(run: Run) -> list[tuple[str, str]]:
-    """List (name, option and settings) of each config group whose option is not the usual one, and the seed."""
+    """List (name, chosen option and its settings) of each config group that differs from its default, and the seed."""
     without = run.of_kind("attack") and not run.summary.batch_norm
     unused = ("plan.batch_norm", "plan.probe_batch_norm") if without else ()
     rows = []
@@ -65,7 +65,7 @@ def differences(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def telling_settings(run: Run) -> dict[str, str]:
-    """Return by dotted key the settings that can affect a run's results."""
+    """Return dotted key -> value of the settings that can affect a run's results."""
     return {
         key: str(value)
         for key, value in flat_settings(run.identity.config)
@@ -74,7 +74,7 @@ def telling_settings(run: Run) -> dict[str, str]:
 
 
 def names(runs: Sequence[Run]) -> tuple[list[str], str]:
-    """Return the options that differ between ``runs`` for each run (else its label), and the options that all share."""
+    """Name each run by the options in which runs differ, or by its label; also return the options that all share."""
     options = {group: [chosen(run, group) for run in runs] for group in GROUPS}
     varying = [group for group, taken in options.items() if len(set(taken)) > 1]
     same = {group: taken[0] for group, taken in options.items() if group not in varying}
@@ -84,7 +84,7 @@ def names(runs: Sequence[Run]) -> tuple[list[str], str]:
 
 
 def flat_settings(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key, after ``prefix``, and the value of each setting in the nested ``section``."""
+    """Yield (dotted key, value) of each setting in the nested ``section``; keys begin with ``prefix``."""
     for key, value in section.items():
         if isinstance(value, Mapping):
             yield from flat_settings(value, f"{prefix}{key}.")
@@ -97,7 +97,7 @@ HasCost = Summary | StudyRow
 
 @dataclass(frozen=True)
 class Figure:
-    """Display of one figure: a row of a run's table, or a column of comparisons."""
+    """How to show one figure, such as time: as a row of a run's table, or a column of comparisons."""
 
     section: Literal["update_distortion", "upload"]
     name: str

@@ -41,7 +41,7 @@ def percent(value: float | None) -> str:
 
 
 def points(value: float | None) -> str:
-    """Format a percentage: 97.31 -> 97.3 %."""
+    """Format a number of percent: 97.31 -> 97.3 %; ``None`` becomes a dash."""
     return MISSING if value is None else f"{value:.1f} %"
 
 
@@ -76,7 +76,7 @@ def size(count: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Format ``value`` with three significant digits."""
+    """Format ``value`` with three significant digits; ``None`` becomes a dash."""
     return MISSING if value is None else "∞" if math.isinf(value) else f"{value:.3g}"
 
 
@@ -86,7 +86,7 @@ def metric(value: float | None, name: str) -> str:
 
 
 def below(upper: float, mean: float, name: str) -> str:
-    """Return ``(95 % sure: below UPPER)`` for a metric's mean; empty if it rounds to the mean or the largest value."""
+    """Return ``(95 % sure: below UPPER)``; empty if ``upper`` rounds to the mean or to the metric's largest value."""
     largest = LARGEST_PSNR if name == IMAGE_METRIC else METRICS[name].range[1] if name in METRICS else math.inf
     shown = metric(upper, name)
     if not math.isfinite(upper) or upper >= largest or shown in (metric(largest, name), metric(mean, name)):
@@ -95,7 +95,7 @@ def below(upper: float, mean: float, name: str) -> str:
 
 
 def interval(statistic: Statistic, name: str) -> str:
-    """Format a mean's 95 % interval in brackets, without unit; if unknown, the median, or a dash for few groups."""
+    """Format a mean's 95 % interval in brackets; if unknown, the median, or a dash if there are too few uploads."""
     show: Callable[[float], str] = METRICS[name].digits if name in METRICS else decimals
     if statistic.ci95 is None:
         return MISSING if statistic.groups < LEAST_SPLIT else f"median {show(statistic.median)}"
@@ -123,11 +123,11 @@ def title(name: str) -> str:
 
 
 def title_within(name: str) -> str:
-    """Return the title of the metric ``name`` in sentences."""
+    """Return the title of the metric ``name`` as written within a sentence."""
     return METRICS[name].name_within if name in METRICS else name.replace("_", " ")
 
 
 def papers_bound(name: str) -> str:
-    """Return the label of a chart's line at the threshold that papers set for the metric ``name``."""
+    """Return a label for the metric's threshold from which papers count an example as reconstructed; empty if none."""
     threshold = METRICS[name].threshold
     return "" if threshold is None else f"{threshold.source}'s bound"

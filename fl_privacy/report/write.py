@@ -50,8 +50,8 @@ def write_report(
     Args:
         out: other path of the page; its folder is created.
         psnr_below: PSNR in dB that no image reconstructed under a recommended defense may reach.
-        cap: ``True`` adds SPN's curves of accuracy over leakage by strength (PPC) and their mean (CAP), also in
-            ``<page>_cap.json``; it needs runs that defended, trained and were attacked.
+        cap: ``True`` adds curves of accuracy and leakage against a defense's strength (Fan et al. 2020), and saves
+            their means in ``<page>_cap.json``; it needs runs that defended, trained and were attacked.
     """
     if not run_dirs:
         raise UserError("The folders of one or more runs are expected, but got none; name what `fl-privacy run` wrote.")
@@ -78,7 +78,7 @@ def write_report(
 
 
 def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: float | None = None) -> Path:
-    """Write the page of a sweep, with its results as JSON next to it; ``psnr_below``: see :func:`write_report`."""
+    """Write and return a page that compares a sweep's defenses; next to it, save its figures as JSON."""
     rows = read_study(entries)
     with writable(page, "another place with out=FOLDER"):
         write_whole(page, render_trade_off(rows, page, psnr_below=psnr_below))
@@ -88,7 +88,7 @@ def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: fl
 
 
 def trade_off_in_words(entries: Sequence[StudyEntry], *, psnr_below: float | None = None) -> str:
-    """Recommend a sweep's defense in a few sentences; ``psnr_below``: see :func:`write_report`."""
+    """Recommend one of a sweep's defenses; ``psnr_below``: PSNR in dB that reconstructions under it must not reach."""
     _, candidates = _asked_and_candidates(read_study(entries))
     headline = _headline(candidates, best_unread(candidates, psnr_below), psnr_below)
     return f"{headline}. {answer(candidates, psnr_below)}".strip()
@@ -137,9 +137,9 @@ def share_report(
 ) -> Path:
     """Copy runs into the new folder ``destination``, each with its page, and return the main page.
 
-    ``with_originals`` includes images, readable only by the owner; ``psnr_below`` and ``cap`` are as for
-    :func:`write_report`. ``UserError`` if a folder is not a run's, or ``destination`` is a file, is not empty, or is
-    not writable.
+    ``with_originals`` includes images, readable only by the owner. ``psnr_below`` limits the recommended defenses, and
+    ``cap`` adds curves, as in :func:`write_report`. ``UserError`` if a folder is not a run's, or ``destination`` is a
+    file, is not empty, or is not writable.
     """
     sources = list(dict.fromkeys(Path(path).resolve() for path in run_dirs))
     for source in sources:
@@ -170,7 +170,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyCurve:
-    """Curve of one attacker over a defense's strengths; ``series``: index of its color, ``None`` without a defense."""
+    """One attacker's results over a defense's strengths; ``series``: color index, ``None`` for undefended trainings."""
 
     points: Sequence[ChartPoint]
     series: int | None
@@ -178,7 +178,7 @@ class FamilyCurve:
 
 
 def render_trade_off(rows: Sequence[StudyRow], out: Path, *, psnr_below: float | None) -> str:
-    """Render the HTML of a sweep's ``rows`` with the goal ``psnr_below`` dB, and with links relative to ``out``."""
+    """Render the HTML of a sweep's ``rows``; links are relative to ``out``; ``psnr_below``: see ``write_report``."""
     asked, candidates = _asked_and_candidates(rows)
     best = best_unread(candidates, psnr_below)
     versus = list(dict.fromkeys(v for row in rows for v in row.leakage))
@@ -242,9 +242,10 @@ def _series(rows: Sequence[StudyRow]) -> dict[str, int]:
 
 
 def inferred_charts(rows: Sequence[StudyRow], best: StudyRow | None) -> dict[str, Markup]:
-    """Return axis title -> chart of privacy over utility, one for membership and one for attribute inference.
+    """Return axis title -> chart, one for membership and one for attribute inference, as far as they were attacked.
 
-    Each point is a row's strongest attack; a line shows what guessing reaches, and a ring marks ``best``.
+    A point is one defense setting: accuracy, and success of the best attack on it. A line shows what guessing reaches,
+    and a ring marks ``best``.
     """
     (utility_of, x), series, charts = _utility(rows), _series(rows), {}
     for about, axis in AXES.items():

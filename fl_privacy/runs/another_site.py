@@ -26,11 +26,11 @@ SITE_NOTE = (
 def look_from_site(
     setup: Setup, server: Server, interceptor: Interceptor
 ) -> tuple[Audit, Callable[[Round], Iterator[Observation]]]:
-    """Prepare an attack by clients (sites) that compute others' uploads from the global models and their own uploads.
+    """Prepare an attack by clients (sites), which subtract their own uploads from the change of the global model.
 
-    Return the uploads to intercept, and a function that yields the sites' observations after each round. With
-    ``threat_model.differences``, sites compute single uploads from the means of several rounds; ``UserError`` for
-    uploads of weights or inference attacks.
+    Return the uploads to intercept, and a function that yields what the sites see after each round. With
+    ``threat_model.differences``, sites compute single uploads from the means of several rounds; this raises
+    ``UserError`` if clients upload weights, or inference attacks are configured.
     """
     sites, numbers = frozenset(setup.config.sites), dict[int, int]()
     known, differences = setup.config.threat_model.knows_numbers, setup.config.threat_model.differences
@@ -82,11 +82,11 @@ def look_from_site(
 def seen_next_to(
     observations: Sequence[Observation], sites: int, rule: ServerPlan
 ) -> list[tuple[Observation, Sequence[VictimId]]]:
-    """Return the means of other sites' uploads that one site can compute, each with the ids of the uploads in the mean.
+    """Return what one site can compute of other sites' uploads: their means, each with the ids of the uploads in it.
 
-    Every ``sites`` uploads stand for a round, and the last of them is that of the site that computes the mean.
-    ``rule``: how the server makes the global model. Left out are uploads of several steps from more than two sites, and
-    later rounds if the server's optimizer is Adam or Yogi. At most ``MOST_BY_SITES`` means are returned.
+    ``observations``, sorted by round, form a round for each ``sites`` of them; the last one's client computes the mean
+    of the others. ``rule``: how the server makes the global model. Left out are uploads of several steps from more than
+    two sites, and later rounds if the server's optimizer is Adam or Yogi.
     """
     found = list[tuple[Observation, Sequence[VictimId]]]()
     ordered = sorted(observations, key=lambda o: (o.id.round, o.id.probe or 0, o.id.client))

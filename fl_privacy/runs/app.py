@@ -76,7 +76,7 @@ def as_clients_normalize(
 ) -> Sequence[Observation]:
     """Return ``observations`` with models that normalize images as the clients do.
 
-    ``stated``: client -> normalization, or ``None`` if it has none; clients that stated nothing normalize as ``own``.
+    ``stated``: client -> normalization (``None``: none). Clients that stated nothing normalize as ``own``.
     """
     if not set(stated.values()) - {own} or not observations:
         return observations
@@ -102,7 +102,8 @@ def report_app(
 ) -> str:
     """Attack captured updates of an app, write the report into ``folder``, and return one line on the result.
 
-    ``attack=None`` attacks none. ``name``: attack's name. ``candidates``: most distractor images.
+    ``attack``: ``None`` only reports. ``name``: attack's name. ``candidates``: largest number of other images among
+    which an attacked image has to be recognized.
     """
     started, captured = time.perf_counter(), app.captured
     chosen, truth, said = _worth_attacking(app, typical_rates=attack is not None)
@@ -172,7 +173,6 @@ def _attack_as_server_and_site(
 
 
 def _worth_attacking(app: CapturedApp, *, typical_rates: bool) -> tuple[Sequence[Observation], KnownImages, list[str]]:
-    """Return the uploads to attack (captured, or made by the server if none suits), their images, and report notes."""
     truth = app.truth()
     chosen, said = worth_attacking(app.observations, every=app.every)
     if app.captured.rates_estimated and typical_rates:
@@ -238,7 +238,7 @@ def worth_attacking(
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Compute undefended one-step uploads of ``number`` images of ``truth``, with each round's model."""
+    """Compute the server's own uploads: for each round's model, one undefended step on each of ``number`` images."""
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):
@@ -265,8 +265,8 @@ def describe_app(
 ) -> list[str]:
     """Return sentences for the report on the threat model, the model, the updates, and defenses that clients state.
 
-    ``found``: sentence -> number of updates that it describes. ``defense``: what most clients state; ``defenses``: what
-    each states.
+    ``found``: sentence on updates -> number of updates for which it holds. ``defense``: defense that most clients
+    state; ``defenses``: client -> its stated defense.
     """
     lines = [
         "The server is honest but curious: it follows the protocol and analyzes what it receives. The clients are those"

@@ -26,7 +26,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownImages:
-    """Lookup of the originals behind uploads, using the fingerprints or partitions that clients state."""
+    """Looks up the images behind uploads, by the fingerprints (hashes) or the data partitions that clients state."""
 
     data: object = None
     of_client: OfClient | None = None
@@ -41,7 +41,7 @@ class KnownImages:
     _drawn_at: dict[VictimId, int] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch | None:
-        """Return the examples behind the upload of ``victim``; ``None`` if not known, or if the data raise an error."""
+        """Return the examples behind the upload ``victim``; ``None`` if they are unknown, or loading the data fails."""
         if victim in self.given:
             return self.given[victim]
         found = attempt(lambda: self._batch(victim))
@@ -55,15 +55,14 @@ class KnownImages:
         if wanted is not None:
             self._search(wanted, victim.client)
             found = [self._found[one] for one in wanted if one in self._found]
-            return _as_batch(found) if len(found) == len(wanted) else self._drawn_anew(wanted, victim)
+            return _as_batch(found) if len(found) == len(wanted) else self._redrawn(wanted, victim)
         if victim.probe is not None or self.of_client is None:
             return None
         number = self.numbers.get(victim, 0)
         own = list(islice(self._images(victim.client), number + 1))
         return _as_batch(own) if len(own) == number else None
 
-    def _drawn_anew(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
-        """Repeat the seeded draw of a probe's images; return ``None`` unless their fingerprints are ``wanted``."""
+    def _redrawn(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
         if victim.probe is None or (self.data is None and self.of_client is None):
             return None
         with streams_put_back():
@@ -89,7 +88,7 @@ class KnownImages:
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
-        """Return the indices of the images in the probes ``victims``: in a client's ``partition``, or in all data."""
+        """Return the indices of the images behind ``victims``, in a client's ``partition`` or (``None``) all data."""
         found = set[int]()
         for victim in victims:
             if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):

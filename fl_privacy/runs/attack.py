@@ -38,10 +38,7 @@ from fl_privacy.types.victim_ids import Attacker
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
-    """Attack captured or new uploads without a training; return the run's folder.
-
-    ``UserError`` if ``config`` names no attack.
-    """
+    """Attack captured or new uploads, without training; return the run's folder. ``UserError`` if no attack is set."""
     name = config.secure_aggregation["name"]
     if name != "secagg" or config.captured or "_target_" in config.server:
         expect_readable_updates(name, "The command attack")
@@ -231,7 +228,7 @@ def expect_of(setup: Setup, observation: Observation) -> None:
 
 
 def as_captured(config: RunSettings) -> RunSettings:
-    """Return ``config`` with data, model and clients of the run that it attacks; ``UserError`` if its files changed."""
+    """Copy data, model and clients of the captured run into ``config``; ``UserError`` if that run's files disagree."""
     folder = Path(str(config.captured))
     run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
     if run is None:
@@ -252,7 +249,7 @@ def as_captured(config: RunSettings) -> RunSettings:
 
 
 def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
-    """Raise ``UserError`` if ``keys`` differ in ``config`` from the run whose captured uploads it attacks."""
+    """Raise ``UserError`` if ``config`` sets one of ``keys`` to another value than the captured run had."""
     if config.captured is None or app_captures(config.captured) is not None:
         return
     found = as_captured(config)

@@ -174,9 +174,8 @@ def update_distortion(
 ) -> tuple[distortion.UpdateDistortion, Mapping[str, float]]:
     """Measure how far the defense moved an intercepted update from the undefended one.
 
-    For an update of one example to a model that begins with a fully connected layer, also return how well its gradients
-    determine the input (see ``LinearSystem``): ``condition`` from all rows; ``contraction``, ``error_bound`` and
-    ``solvable`` (1 or 0) from the row with the largest uploaded bias gradient. Otherwise the mapping is empty.
+    For one example and a model that begins with a fully connected layer, also return how well this layer's gradients
+    determine its input, as name -> figure (see ``LinearSystem``); otherwise the mapping is empty.
     """
     clean, seen = replace(observation, upload=truth.replay(observation).undefended()).update(), observation.update()
     alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
@@ -208,7 +207,7 @@ VICTIMS_PER_CALL = 256  # victims after which results are saved; the attack's re
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackStage:
-    """Attacks observations and records the scores; the run continues if an attack fails."""
+    """Runs the reconstruction attack on intercepted uploads and records the scores; an error does not stop the run."""
 
     attack: ReconstructionAttack
     seed: int
@@ -290,7 +289,6 @@ class AttackStage:
         return scores
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
-        """Attack ``asked`` in one call (progress is shown as ``who``); if it fails, attack each client's part alone."""
         with self.monitor.attacking(who) as shown:
             progress = self.folder.teller.telling(f"Attacking {who}", shown)
             work = partial(attack_by_all_cores, self.attack, asked, seed=self.seed, threads=self.threads)

@@ -24,15 +24,15 @@ MOST_PUBLIC = 5000  # most public images by default
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackerKnowledge:
-    """Knowledge of the plain attacker, which ignores the defense, and of the adaptive one, which may know it.
+    """What attackers know besides uploads; the plain attacker ignores the defense, the adaptive one may know it.
 
     Attributes:
-        same_data: function from a victim to the name of its examples; see :func:`data_names`.
-        labels: returns the labels of the client's loss, perhaps mixed by the defense; ``None`` if not known.
+        same_data: function from an upload's id to a name of its examples; see :func:`data_names`.
+        labels: function from an observation to the labels (N,) in the client's loss; ``None`` if not known.
         public: labelled examples like the clients'.
         defense: public description of the defense; ``None`` if no attacker knows it.
         defenses: client -> description of its defense, if it differs from ``defense``.
-        lengths: returns the lengths of texts; ``None`` if not known.
+        lengths: function from an observation to its texts' lengths; ``None`` if not known.
         remembers: ``True`` starts an attack from the last result on the same examples.
     """
 
@@ -62,7 +62,7 @@ class AttackerKnowledge:
         return self.defense is not None and bool(self.defenses.get(id.client, True))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
-        """Return earlier updates of the same examples (``ROUNDS_TOGETHER - 1`` at most); store the new ones."""
+        """Return stored updates of the same examples as ``observations``, then store ``observations`` too."""
         earlier = []
         for observation in observations:
             if (name := observation.knowledge.same_data) is not None:
@@ -84,10 +84,10 @@ class AttackerKnowledge:
 
 
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
-    """Return a function that gives victims (uploads) of the same examples the same name.
+    """Return a function from an upload's id to a name of its examples; uploads of the same examples have the same name.
 
     The name is ``None`` if examples change between rounds: a client trains on a part of its data, or augmentation or a
-    defense redraws images. Mixed images count as unchanged, since each mixture contains the client's image.
+    defense redraws images. Images mixed with others count as unchanged.
     """
 
     def same_data(victim: VictimId) -> str | None:
@@ -106,10 +106,10 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 def side_information_of(
     threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
 ) -> SimulatedSideInformation | None:
-    """Build the source of features (a module's outputs) or of stand-ins for private layers that attackers know.
+    """Build the source of side information: features (a module's outputs), or stand-ins for layers kept private.
 
-    ``None`` if they know neither. ``UserError`` if ``threats.features_at`` names no module, or is set without known
-    features.
+    ``threats``: settings that say which of these attackers know; ``None`` is returned if neither. ``UserError`` if
+    ``threats.features_at`` names no module, or is set without known features.
     """
     if (at := threats.features_at) is not None:
         if not threats.knows_features:
@@ -137,7 +137,7 @@ def side_information_of(
 
 
 def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | None:
-    """Return the attacker's examples: the first ``count``; if it is ``None``, up to ``MOST_PUBLIC``, evenly spaced."""
+    """Return the attacker's public examples: the first ``count``, or by default ``MOST_PUBLIC`` evenly spaced ones."""
     if count is None:
         number = min(MOST_PUBLIC, len(unattacked))
         return unattacked.batch(torch.linspace(0, len(unattacked) - 1, number).long()) if number else None

@@ -52,7 +52,7 @@ def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
 
 
 def defenders_examples(unattacked: LabelledExamples) -> torch.Tensor:
-    """Return the indices of the public examples with which clients prepare defenses, at most ``DEFENDERS``."""
+    """Return the indices of the ``unattacked`` examples with which clients prepare defenses, at most ``DEFENDERS``."""
     return torch.arange(3, len(unattacked), 4)[:DEFENDERS]
 
 
@@ -226,7 +226,11 @@ _MOST_OF_PRIOR = 1000  # number of public images, from the first, whose pixels a
 def build_metrics(
     bpki: BpkiSettings, evaluator: str | None, dataset: Dataset, public: LabelledExamples
 ) -> dict[str, MetricFunction]:
-    """Build metrics by name: ``bpki``, with ``public`` images as prior, and ``noise_ratio`` if ``evaluator`` is set."""
+    """Return name -> metric: the Bayesian privacy loss ``bpki`` and, with ``evaluator``, ``noise_ratio``.
+
+    ``public``: images whose pixels are the prior of ``bpki``, if set. ``evaluator``: file of a network that judges
+    noise.
+    """
     register_plugin_metrics()
     known = None
     if bpki.prior is not None:
@@ -240,7 +244,7 @@ def build_metrics(
 
 
 def build_attack(section: Mapping[str, Any], *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
-    """Build the attack of a run's section ``attack``, if any; each shard (part) of it uses ``threads`` CPU threads."""
+    """Build the attack of a run's section ``attack``, if any; each of its processes uses ``threads`` CPU threads."""
     if "_target_" not in section:
         return None
     shards = whole("attack.shards", section.get("shards", 1), at_least=1, example=1)
@@ -279,7 +283,7 @@ def build_plan(section: Mapping[str, Any], model: Mapping[str, Any]) -> LocalPla
 def build_parts(
     section: Mapping[str, Any], examples: LabelledExamples, number: int, *, seed: int
 ) -> list[torch.Tensor]:
-    """Divide ``examples`` among ``number`` clients by the partition of ``section``; return indices (N_i,) by client."""
+    """Divide ``examples`` among ``number`` clients by the scheme in ``section``; return indices (N_i,) by client."""
     partition, target = instantiate(section, "partition"), f"partition._target_={section.get('_target_')}"
     with blamed_on(target):
         parts: Any = partition(examples, num_clients=number, seed=derive_seed(seed, "partition"))
@@ -334,7 +338,7 @@ def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]
 
 
 def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack | None, str]:
-    """Return an attack and its name, from an attack or from text such as ``idlg attack.iterations=50``."""
+    """Return (attack, name) for an attack or text such as ``idlg attack.iterations=50``; ``none`` gives ``None``."""
     if not isinstance(attack, str):
         if not callable(attack):
             raise UserError(
@@ -365,7 +369,7 @@ def build_inferences(settings: Mapping[str, Any]) -> dict[str, Inference]:
 
 
 def with_adaptive(inferences: Mapping[str, Inference]) -> dict[str, Inference]:
-    """Return ``inferences`` and, for each attribute inference, also its variant that knows the defense."""
+    """Add, for each attribute inference, a variant of the attack that knows the defense, named NAME + ``ADAPTIVE``."""
     found = dict(inferences)
     for name, inference in inferences.items():
         if isinstance(inference, AttributeInference) and not inference.adaptive:

@@ -37,7 +37,7 @@ NOTES: Mapping[Unit, str] = {
 
 @dataclass(eq=False, kw_only=True)
 class CanaryStage:
-    """Sums each canary's scores over the rounds; a high sum suggests that the canary took part."""
+    """Scores canaries (invented examples or clients): a high score suggests that the canary took part in training."""
 
     setup: Setup
     canaries: Canaries
@@ -117,7 +117,7 @@ class CanaryStage:
         return derive_generator(self.setup.config.seed, "canaries", *names)
 
     def _drawn(self, like: Tensors) -> tuple[Tensor, Tensor]:
-        """Return random coordinates (s,) of an update and, on these, unit vectors (m, s) of m canaries; drawn once."""
+        """Draw s coordinates of an update and, on these, unit vectors (m, s) for m canaries; later calls reuse both."""
         if self._chosen is None:
             size, number = sum(value.numel() for value in like.values()), self.canaries.number
             places = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]
@@ -128,7 +128,7 @@ class CanaryStage:
         return self._chosen
 
     def _by_clients(self, sent: Observation) -> Tensor:
-        """Return the scores (m,) of made-up clients (canaries): some upload a secret direction, the others zeros."""
+        """Score (m,) how strongly the upload of each canary (invented client) shows its secret direction."""
         places, directions = self._drawn(sent.upload.tensors)
         # count the sorted coordinates in each array
         ends = torch.tensor([value.numel() for value in sent.upload.tensors.values()]).cumsum(0)
@@ -147,7 +147,7 @@ class CanaryStage:
         return scores
 
     def _by_examples(self, sent: Observation) -> Tensor:
-        """Return the scores (m,) of made-up examples (canaries), some of which add gradients to a client's steps."""
+        """Score (m,) how strongly an update contains the gradient of each canary (invented example)."""
         client, like, norm = self.setup.first, sent.upload.tensors, clip_norm_of(self._defense) or 1.0
         places, directions = self._drawn(like)
         rng, examples = self._rng("sampling", sent.id.round), len(client.indices)

@@ -36,7 +36,7 @@ _PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"  # data sets shipped by packa
 
 
 def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Distractors:
-    """Draw distractors from ``examples``, which nobody attacks: at most ``number`` images, or 10,000 texts or rows."""
+    """Draw unattacked examples to compare reconstructions with: at most ``number`` images, or 10,000 texts or rows."""
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
     if (few := _FEW.get(examples.modality)) is not None:
         return few(examples, order[:_MOST_TEXTS])
@@ -159,15 +159,16 @@ def others_of_app(
     seed: int,
     nodes: int | None = None,
 ) -> Distractors:
-    """Return distractors (images that were not attacked) from the app's data; if few, also from installed packages.
+    """Return distractors: images that were not attacked, with which reconstructions are compared.
 
-    For a client's updates, only its own attacked images are left out; so other clients don't change the result.
+    For one client's updates, only images attacked at this client are left out. If the app's data have too few images,
+    those of installed packages are added.
 
     Args:
         data: data of the app; test examples are taken first.
         truth: looks up the originals of the ``attacked`` uploads.
         shape: (C, H, W) of an image.
-        number: most distractors.
+        number: largest number of distractors.
         nodes: number of nodes, with partitions 0 to ``nodes - 1``; ``None`` takes the partitions stated by clients.
     """
     if len(shape) != 3 or not (number := at_most(number, shape)):
@@ -216,7 +217,7 @@ def _left_by_client(
 def others_among(
     images: Samples, attacked: Sequence[Batch], shape: tuple[int, ...], number: int = MOST, *, seed: int
 ) -> Distractors:
-    """Return ``images`` in [0, 1] that were not attacked, as distractors; if few, add images of installed packages."""
+    """Return unattacked images in [0, 1] to compare reconstructions with; if few, add images of installed packages."""
     taken, labels = torch.empty(0, *shape), torch.empty(0, dtype=torch.long)
     if images:
         taken = torch.stack([image for image, _ in images]).float().clamp(0, 1)
@@ -282,7 +283,7 @@ def _some(known: KnownImages, data: object, rng: torch.Generator, most: int) -> 
 
 
 def at_random(data: Any, taken: set[int], rng: torch.Generator) -> Iterator[tuple[Tensor, int]]:
-    """Yield (image, label) of ``data`` or its training split, but not the indices ``taken``; shuffled if possible."""
+    """Yield (image, label) of ``data``, or its training split, in random order if possible; skip indices ``taken``."""
     return (sample for _, sample in _indexed_at_random(data, taken, rng))
 
 

@@ -68,8 +68,8 @@ def as_wide(batches: Sequence[Batch]) -> list[Batch]:
 class GroundTruth:
     """Looks up the examples behind simulated clients' uploads, and recomputes these uploads; attackers see neither.
 
-    ``batch_size``: examples of a probe. ``behind``: function from an upload to the ids of the clients averaged in it.
-    ``states``: states of the clients at the time of the upload.
+    ``batch_size``: number of examples behind a probe (extra upload for the attack). ``behind``: function from an
+    upload's id to the ids of the clients that it averages. ``states``: states of the clients at the time of the upload.
     """
 
     clients: Mapping[int, Client]
@@ -79,7 +79,7 @@ class GroundTruth:
     _replays: dict[VictimId, Replay | SummedReplay] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch:
-        """Return the examples behind ``victim``, or the client's images nearest to the substitutes of a defense."""
+        """Return the examples behind ``victim``; if a defense trains on substitutes, the originals nearest to these."""
         batches = []
         for number in self.behind(victim):
             client, own = self.clients[number], replace(victim, client=number)
@@ -88,7 +88,6 @@ class GroundTruth:
         return together(batches)
 
     def replay(self, observation: Observation) -> Replay | SummedReplay:
-        """Recompute an upload (cached), with the inputs that the model got and the update before the defense."""
         id = observation.id
         if any(known.round != id.round for known in self._replays):
             self._replays.clear()
@@ -128,7 +127,7 @@ def _nearest(client: Client, batch: Batch) -> Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class SummedProbes:
-    """Probes (extra uploads for the attack) that a server with SecAgg+, or another site, sees as means over clients.
+    """Probes (extra uploads for the attack) of which a SecAgg+ server, or attacking clients, only learn the mean.
 
     ``clip``: bound of an update's values under SecAgg+, which rounds them to ``levels`` levels; else ``None``.
     """
@@ -144,10 +143,7 @@ class SummedProbes:
 
     @classmethod
     def of(cls, config: RunSettings, own: tuple[Client, ...], server: ServerPlan) -> "SummedProbes | None":
-        """Return the probes as means if clients (``own``) attack or SecAgg+ is on, else ``None``.
-
-        ``UserError`` if a mean has a single client.
-        """
+        """Return the averages of probes that a SecAgg+ server or clients ``own`` see; ``None`` for other attackers."""
         section, size = config.secure_aggregation, config.batch_size
         clip, levels = (float(section["clip"]), int(section["levels"])) if section["name"] == "secagg" else (None, 0)
         if own and config.threat_model.differences:
@@ -182,13 +178,13 @@ class SummedProbes:
 
     @property
     def rounding(self) -> float:
-        """Return an upper bound on the standard deviation of SecAgg+'s rounding error in the mean; 0 without it."""
+        """Largest standard deviation of SecAgg+'s rounding error in the mean; 0 without SecAgg+."""
         return 0.0 if self.clip is None else float(self.clip / self.levels / self.clients**0.5)
 
     def mean_of_clients(
         self, client: Client, state: ClientState, sent: ModelState, *, round: int, probe: int
     ) -> Upload:
-        """Return the mean of all clients' uploads in probe number ``probe``; ``client`` stands for each of them."""
+        """Return the mean of all clients' uploads; ``client`` stands in for each, with other examples each time."""
         uploads = self._uploads(client, state, sent, round, probe)
         if self.own:
             known, sites = dict(enumerate(uploads)), range(self.clients, len(uploads))
@@ -202,10 +198,10 @@ class SummedProbes:
     def poisoned(
         self, client: Client, state: ClientState, sent: ModelState, aim: ModelState, *, round: int, probe: int
     ) -> ModelState:
-        """Return the global model after rounds in which the attacking sites move it from ``sent`` towards ``aim``.
+        """Return the global model after malicious clients moved it from ``sent`` towards ``aim``, within a few rounds.
 
-        Their updates are scaled (model replacement, Bagdasaryan et al. 2020) up to a share, ``WITHIN``, of the
-        estimated norm at which the server excludes an update.
+        They scale their updates (model replacement, Bagdasaryan et al. 2020), to a norm at which the server keeps them.
+        ``client`` computes the honest uploads.
         """
         plan, clients = client.plan, range(self.clients + len(self.own))
         server = Server(state=sent, local_plan=plan, plan=self.server, clients=clients, seed=self.seed)

@@ -124,7 +124,8 @@ def expect_attributes(setup: Setup) -> None:
 def rehearsing(setup: Setup, asked: InferenceQuestions) -> Client | None:
     """Build a simulated client with which the attacker tries the clients' defense on public examples.
 
-    ``None`` if the attacker knows no defense, the defense replaces examples, or public examples have no attributes.
+    ``None`` if the attacker knows no defense, the defense replaces examples, or no attributes of public examples are
+    known. ``asked``: the inferences to run and their public examples.
     """
     config, defense = setup.config, setup.defense
     known = config.threat_model.knows_defense and defense.parts and not defense.examples
@@ -136,7 +137,7 @@ def rehearsing(setup: Setup, asked: InferenceQuestions) -> Client | None:
 
 
 def attributes_of(setup: Setup) -> Tensor:
-    """Return the attributes (V,) of the probed examples; -1 if unknown, or if a defense replaces the examples."""
+    """Return each attacked example's sensitive attribute (V,); -1 if unknown, or if a defense replaces examples."""
     found = []
     for probe in setup.audit.probes:
         client = setup.clients[probe.client]

@@ -94,7 +94,7 @@ class InferenceStage:
         self._waiting.append(observation)
 
     def end_round(self, following: Observation | None = None) -> None:
-        """Pass the round's observations to all attacks, with the next model from ``following``, a later observation."""
+        """Pass the round's observations to the inference attacks; ``following``: observation of a later round."""
         if not self._waiting:
             return
         probed = [o for o in self._waiting if o.id.probe is not None]

@@ -52,7 +52,7 @@ class PaperTable:
         return compose_run(merge_overrides(self.data[0], self.full, self.short, self.own, changes))
 
     def runs(self) -> dict[str, list[list[tuple[Command, RunSettings]]]]:
-        """Map each line of the table to runs: for each defense strength, (command, settings) to train and attack."""
+        """Return the runs to start: table row -> for each strength of the defense, pairs (command, settings)."""
         planned: dict[str, list[list[tuple[Command, RunSettings]]]] = {name: [] for name in self.lines}
         for name, changes in ((name, changes) for name, runs in self.lines.items() for changes in runs):
             planned[name].append([(self.command, self.settings(changes))])
@@ -62,7 +62,7 @@ class PaperTable:
         return planned
 
     def with_data(self) -> PaperTable:
-        """Return the table for the first of its data sets that is available; ``UserError`` if none is."""
+        """Return this table with the first of its data sets that is available here; ``UserError`` if none is."""
         from fl_privacy.runs.build import build_dataset  # noqa: PLC0415  (PyTorch: after the settings are checked)
 
         try:
@@ -82,10 +82,9 @@ def _tables() -> Mapping[str, Any]:
 
 
 def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None:
-    """Return the published table that the preset ``experiment=`` in ``overrides`` reproduces.
+    """Return the published table that ``experiment=`` in ``overrides`` reproduces; ``None`` if others change it.
 
-    ``None`` without such a preset, or if other overrides change it. ``UserError`` if ``paper=`` is invalid or given
-    without the preset.
+    ``UserError`` if ``paper=`` is invalid, or given without such a preset.
     """
     given = dict(zip(override_keys(overrides), overrides, strict=True))
     form, preset = (given.get(key, "").partition("=")[2] for key in (FORM, "experiment"))
@@ -106,7 +105,7 @@ def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None
 
 
 def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]) -> dict[str, Any]:
-    """Return the content of ``paper.json``: the figures of ``table`` and of ``folders`` (line -> strengths -> runs)."""
+    """Return the content of ``paper.json``; ``folders``: table row -> for each strength, the folders of its runs."""
     ours, printed = table.settings().plain(), compose_run(merge_overrides(table.full, table.own)).plain()
     fitting = [of for of in table.published if all(select(ours, key) in value for key, value in of["when"].items())]
     published = (fitting or table.published)[0]
@@ -140,7 +139,7 @@ def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]
 
 
 def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None) -> list[float | None]:
-    """Return [published, mean, low, high, count] of the figure named ``of``; no low and high for several strengths."""
+    """Return [published value, our mean, interval's ends (``None`` for several strengths), number of examples]."""
     found = [statistic for runs in strengths if (statistic := _statistic(runs, of)) is not None]
     one = found[0] if len(strengths) == 1 and found else None
     ours = one or aggregate([each.mean for each in found])
@@ -149,7 +148,7 @@ def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None
 
 
 def _statistic(runs: Sequence[Run], of: str) -> Statistic | None:
-    """Return the statistic ``of`` from the training (first run), the attack (last run), or their product (``cap``)."""
+    """Return the training's accuracy, a metric of the attack, or the product of both (``cap``), as named by ``of``."""
     accuracy, attacked, (kind, _, distance) = runs[0].summary.final_accuracy, runs[-1].summary.plain, of.partition(".")
     if kind not in ("accuracy", "cap"):
         return next((found for name in of.split() if (found := attacked.statistic(name))), None)

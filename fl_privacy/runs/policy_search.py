@@ -69,7 +69,7 @@ class SearchSettings:
 
 
 class PolicyScorer:
-    """Scores augmentation policies by privacy and accuracy; ``semi_trained``: file of the model, made if missing."""
+    """Scores augmentation policies by privacy and accuracy; ``semi_trained``: file to keep the partly trained model."""
 
     def __init__(
         self,

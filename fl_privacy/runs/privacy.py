@@ -37,8 +37,8 @@ UNKNOWN = Privacy(statement=f"No differential privacy is claimed: {_UNKNOWN}.", 
 def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy:
     """Compute epsilon over the rounds for the worst-off client, or the reason why there is none.
 
-    Sampling of clients does not amplify privacy, since the server sees who takes part. Choose ``delta`` in (0, 1) below
-    one over a client's number of examples.
+    ``delta``: value in (0, 1) below one over a client's number of examples. Sampling of clients does not amplify
+    privacy.
     """
     candidates = guarantees(setup, delta=delta, accountant=accountant)
     missing = candidates[0].missing
@@ -65,7 +65,7 @@ def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy
 
 
 def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Guarantee]:
-    """Return the guarantees of clients at most risk: no other client has as high a sampling rate and as many steps."""
+    """Return the guarantees of clients at most risk: no other has both as high a sampling rate and as many steps."""
     server, plan = setup.server, setup.server.local_plan
     kinds = set()
     for client in setup.clients.values():
@@ -88,21 +88,22 @@ def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Gu
 
 
 def rounds_taken_part(setup: Setup) -> Sequence[int]:
-    """Return, for each round, the largest number of rounds in which one client has taken part so far."""
+    """Return, for each round, in how many rounds so far the client with the most participations took part."""
     turns = len(setup.clients) if setup.server.plan.aggregation == "round_robin" else 1
     return [math.ceil(round / turns) for round in range(1, setup.rounds + 1)]
 
 
 def calibrated(config: RunSettings) -> RunSettings:
-    """Return ``config`` with the noise that just spends the budget ``privacy.epsilon``; unchanged without a budget."""
+    """Return ``config`` with the least noise that keeps the training within ``privacy.epsilon``, if that is set."""
     changes = noise_for_budget(config)
     return config.changed(changes) if changes else config
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Return the settings, by key, whose noise spends ``privacy.epsilon`` by the last round; empty without a budget.
+    """Return setting -> noise that spends the budget ``privacy.epsilon`` by the last round; empty without a budget.
 
-    ``UserError`` if the defense gives no guarantee, or no single setting scales its noise.
+    The setting ``privacy.epsilon`` gets ``None``, since the noise replaces it. ``UserError`` if the defense gives no
+    guarantee, or no single setting scales its noise.
     """
     done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:

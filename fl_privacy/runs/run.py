@@ -54,7 +54,8 @@ def run_experiment(
 ) -> Path:
     """Run ``config`` unless it has finished; return its folder. ``UserError`` if settings do not fit or clients fail.
 
-    ``early``: number of a round after which the global model is saved too.
+    ``backend``: runs the rounds, in this process or by Flower. ``clients``: whether clients are simulated or hold their
+    own data. ``early``: number of a round after which the global model is saved too.
     """
     if config.captured is not None:
         raise UserError(
@@ -138,7 +139,7 @@ def readers_of(
     privacy: Privacy,
     clients: ClientLocation,
 ) -> list[Reader]:
-    """Build the parts of a run that receive intercepted uploads, in order; ``waiting``: uploads to attack later."""
+    """Build the stages that get each intercepted upload (saving, attack, inference, canaries), in calling order."""
     config, found = setup.config, list[Reader]()
     if config.intercept.save:
         found.append(CaptureWriter(folder.path / CAPTURES))
@@ -163,10 +164,7 @@ def train(
     privacy: Privacy,
     early: int | None = None,
 ) -> None:
-    """Run all rounds, and pass intercepted updates to ``readers``, whose errors do not stop the training.
-
-    ``early``: round after which the model is saved too.
-    """
+    """Run all rounds, and pass intercepted updates to ``readers``; ``early``: round after which the model is saved."""
     server, device, interceptor = setup.server, setup.device, setup.interceptor()
     audit, means = hand_over(server, setup.server_attack, setup.audit, interceptor)
     seen: Callable[[Round], Iterator[Observation]] = lambda round: chain(round, means())  # noqa: E731

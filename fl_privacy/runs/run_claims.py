@@ -27,7 +27,7 @@ DEFENSES: Mapping[str, Callable[..., Defense]] = {
 
 
 def claims_of_run(path: Path, asked: DpCheckRequest) -> list[ClaimVerdict]:
-    """Recompute the epsilon that a run states, and test its defense; ``UserError`` if its settings are wrong."""
+    """Recompute a run's stated epsilon, and test its defense by sampling; ``UserError`` if the settings are wrong."""
     run = read_run(path)
     config = run.identity.config
     name = str((config.get("choices") or {}).get("defense", ""))
@@ -74,7 +74,7 @@ def _facts(run: Run, defense: Defense, rounds: int, asked: DpCheckRequest) -> tu
 
 
 def facts_of(found: Guarantee, rounds: int) -> Facts:
-    """Return what is needed to recompute epsilon of a guarantee over ``rounds`` rounds: noise, sampling, releases."""
+    """Return the facts from which to recompute epsilon over ``rounds`` rounds, such as noise and sampling rate."""
     return Facts(
         noise_multiplier=None if found.missing else found.noise_multiplier,
         sample_rate=found.sample_rate,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """Runs ``rounds`` rounds on ``server``; all backends give the same numbers."""
+    """Way to run the rounds of a training, such as in this process or by Flower; results do not depend on it."""
 
     def __call__(
         self, server: Server, source: ClientSource, *, rounds: int, audit: Audit, interceptor: Interceptor
@@ -32,7 +32,7 @@ class Backend(Protocol):
 def plain_loop(
     server: Server, source: ClientSource, *, rounds: int, audit: Audit, interceptor: Interceptor
 ) -> Generator[Round, None, object]:
-    """Run every client in this process, one after the other."""
+    """Train in this process, one client after the other; yield each round."""
     from fl_privacy.federation import plain_rounds  # noqa: PLC0415  (PyTorch)
 
     return plain_rounds(server, source(), rounds=rounds, audit=audit, interceptor=interceptor)
@@ -97,7 +97,6 @@ class RunLocation:
         return Path(self.config.out) / folder_name(self._label, self.identified)
 
     def finished_before(self, monitor: Monitor) -> Path | None:
-        """If the run finished and ``overwrite`` is not set, rewrite the page and return the folder; else ``None``."""
         if self.config.overwrite or not is_finished(self.path):
             return None
         same_code = read_environment(self.path).get("code") in (None, code_hash())
@@ -112,7 +111,7 @@ class RunLocation:
 
     @contextmanager
     def recording(self, monitor: Monitor) -> Iterator[RunFolder]:
-        """Open the run's folder (``finished`` if another process ran it), yield it, and write its page at the end."""
+        """Open the run's folder, yield it to record the run, and write its page at the end."""
         config = self.config
         try:
             opened = RunFolder.open_or_create(

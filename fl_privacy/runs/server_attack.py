@@ -23,7 +23,7 @@ EVERYBODY = -1  # client id if all are sent the same model
 
 
 def expect_named(section: Mapping[str, Any], group: str) -> None:
-    """Raise ``UserError`` if ``section``, settings of an option of ``group`` without ``_target_``, has no ``name``."""
+    """Raise ``UserError`` if ``section``, the settings of config group ``group``, has no text ``name``."""
     if not isinstance(name := section.get("name"), str):
         raise UserError(f"{group}.name is expected to be text, but got {name!r}; leave it to {group}=NAME.")
 
@@ -33,7 +33,7 @@ def build_server_attack(
 ) -> ServerAttack | None:
     """Build a malicious server's attack from its settings; ``None`` for an honest server.
 
-    ``public``: images that the server has; ``attacked``: images mixed with these if the attack infers membership.
+    ``public``: images that the server has; ``attacked``: clients' images, for attacks that infer membership.
     """
     if "_target_" not in section:
         expect_named(section, "server")
@@ -50,7 +50,7 @@ def build_server_attack(
 
 
 def expect_readable_sum(attack: ServerAttack | None, config: RunSettings) -> None:
-    """Raise ``UserError`` if ``attack`` uses mean updates, but ``config`` intercepts none or clients send weights."""
+    """Raise ``UserError`` if ``attack`` needs the clients' mean update, but ``config`` does not intercept it."""
     if attack is None or not attack.reads_sum:
         return
     server, uploads = config.choices["server"], config.intercept.uploads
@@ -71,9 +71,8 @@ def hand_over(
 ) -> tuple[Audit, Callable[[], Iterator[Observation]]]:
     """Make a malicious ``server`` send crafted models in the rounds of ``audit``.
 
-    Return the replies to intercept, and a function to call after each round. If the attack uses the mean of the
-    replies, the function yields that mean for each attacked client, scaled to its number of examples; else it yields
-    nothing.
+    Return the replies to intercept one by one, and a function that yields further observations after each round: the
+    mean of the replies, once per attacked client and scaled to its number of examples, if the attack uses that mean.
     """
     of_means: list[Observation] = []
 
@@ -124,7 +123,7 @@ def _decay(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServerReading:
-    """Reconstructs images from replies to crafted models: by ``server``'s own method if it fits, else by ``attack``."""
+    """Attack on replies to crafted models: the malicious server's own method if it applies, else ``attack``."""
 
     server: ServerAttack
     attack: ReconstructionAttack

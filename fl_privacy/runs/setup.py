@@ -99,7 +99,7 @@ class Setup:
         )
 
     def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
-        """Return the intercepted upload of each probe; clients get the model ``sent``, or a malicious server's one."""
+        """For each probe, send the model ``sent`` (or a malicious server's own); return the intercepted uploads."""
         found: list[Observation] = []
         interceptor = self.interceptor()
         for probe in counted("victim", self.audit.probes):
@@ -127,7 +127,7 @@ class Setup:
         )
 
     def behind(self, victim: VictimId) -> Sequence[int]:
-        """Return the ids of the clients behind the upload ``victim``: one, or those averaged if a site attacks."""
+        """Return the ids of the clients whose data are in the upload ``victim``: several if it is a mean."""
         if not self.config.sites or victim.probe is not None or self.config.threat_model.differences:
             return [victim.client]
         without = {*self.config.sites, *self.excluded.get(victim.round, ())}
@@ -199,7 +199,7 @@ class Setup:
         return None if texts is None else texts.vocabulary
 
     def assumed_knowledge(self) -> Knowledge:
-        """Return which facts the strongest attacker knows: a placeholder for each known one, ``None`` for others."""
+        """Return what the strongest attacker knows: a placeholder value for each known fact, ``None`` for others."""
         given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
         public = min(MOST_PUBLIC, len(self.unattacked)) if given.public_images is None else given.public_images
         adaptive = given.knows_defense and self._described is not None

@@ -134,8 +134,6 @@ def _evaluator_file(out: Path, study: Study, training: str) -> Path:
 
 
 class _Composed:
-    """Composes the configurations of a study's jobs; shared parts are composed once."""
-
     def __init__(self, study: Study) -> None:
         main = study.training(study.points[0], next(iter(study.trainings)))
         self.out = Path(compose_run([o for o in main if o.startswith("out=")]).out)
@@ -287,7 +285,7 @@ PAGE, FIGURES = "benchmark.html", "benchmark.json"  # files in the benchmark's f
 
 
 def measured_by(plan: StudyPlan[Track]) -> MeasuredBenchmark:
-    """Return the results of the jobs of ``plan`` that have finished."""
+    """Collect the results of a benchmark from the runs (jobs) in its ``plan`` that have finished."""
     jobs = [job for stage in plan.stages() for job in stage]
     done = [job.folder for job in jobs if job.finished]
     found = [read_environment(folder) for folder in done]
@@ -319,7 +317,7 @@ def write_benchmark(plan: StudyPlan[Track], measured: MeasuredBenchmark) -> Path
 
 
 def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> MeasuredTable:
-    """Build the table of the trade-off ``grid`` from finished jobs; ``UserError`` for fewer than two trainings."""
+    """Build the table of the sweep ``grid`` from its finished runs; ``UserError`` for fewer than two trainings."""
     study, entries = plan.study, plan.entries()
     rows = read_study(entries)
     asked = asked_of([finding for row in rows for finding in row.findings])
@@ -344,7 +342,7 @@ def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> 
 
 
 def write_sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> None:
-    """Save the ``sweep_table`` of the trade-off ``grid`` next to its page; delete it if too few trainings finished."""
+    """Save the table of the sweep ``grid`` next to its page; delete the file if too few trainings finished."""
     file = plan.out / MEASURED
     try:
         write_tables(file, [sweep_table(plan, grid, overrides)])

@@ -201,9 +201,9 @@ MOST_SEEN = 10.0
 def describe_image_prior(
     attack: ReconstructionAttack | None, image: Sequence[int], victims: Tensor | None
 ) -> list[str]:
-    """Describe the training data of the generator of ``attack``, if any; ``UserError`` if it saw many of the victims.
+    """Describe the data that trained the generator of ``attack``, if any; ``UserError`` if it saw many of ``victims``.
 
-    ``image``: (C, H, W). ``victims``: images (N, C, H, W) that victims come from, uint8 or in [0, 1], if known.
+    ``image``: (C, H, W). ``victims``: images (N, C, H, W) that are attacked, uint8 or in [0, 1], if known.
     """
     known = None if attack is None else trained_on(attack, image)
     if known is None:

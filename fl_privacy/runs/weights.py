@@ -31,7 +31,7 @@ def write_weights(path: Path, state: ModelState) -> None:
 
 
 def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> ModelState:
-    """Load the values of ``like`` from a file or a run's folder; the file may lack values of the module ``fresh``."""
+    """Load a model shaped like ``like`` from a file or a run's folder; the file may lack the module named ``fresh``."""
     path = path / MODEL if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"weights is expected to be a file or a run's folder, but there is no {path}; name another.")

@@ -60,7 +60,7 @@ def instantiate_as(kind: type[T], section: Mapping[str, Any], name: str) -> T:
 
 
 def plain_settings(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a section as plain values."""
+    """Return a copy of a configuration section as plain dicts, lists and scalars."""
     settings = (
         OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else deepcopy(dict(section))
     )
@@ -135,7 +135,7 @@ _UNIONS = (Union, UnionType)
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """Parameters of a section's target, a function or class; ``takes_any``: ``True`` if it also accepts other names."""
+    """Parameters of a function or class that ``_target_`` names; ``takes_any``: ``True`` if it accepts other names."""
 
     defaults: Mapping[str, Any]
     annotations: Mapping[str, Any]

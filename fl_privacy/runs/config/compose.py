@@ -30,7 +30,7 @@ _PLAIN = re.compile(r"[a-z_]+=\w+")
 def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str, str | None]]:
     """Return the settings of file ``base`` with options ``chosen`` (``attack=idlg``), and the option of each group."""
     stamp = _stamp()
-    apart = dict(filter(None, (_apart(o, stamp) for o in chosen if _packed.cache_info().misses >= FEW)))
+    apart = dict(filter(None, (_option_alone(o, stamp) for o in chosen if _packed.cache_info().misses >= FEW)))
     others = tuple(o for o in chosen if o.partition("=")[0] not in apart)
     preset = options("experiment").get("".join(others).removeprefix("experiment="))
     of_package = preset and preset.is_relative_to(CONFIG_DIR)
@@ -46,11 +46,7 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
 
 
 @lru_cache(maxsize=1024)
-def _apart(override: str, stamp: int) -> tuple[str, tuple[str, Any]] | None:
-    """Return group, option and settings of ``group=option``; ``None`` if the option may change other groups.
-
-    ``stamp``: number for the cache, which changes with the files.
-    """
+def _option_alone(override: str, stamp: int) -> tuple[str, tuple[str, Any]] | None:
     group, _, option = override.partition("=")
     path = CONFIG_DIR / group / f"{option}.yaml"
     text = path.read_text() if _PLAIN.fullmatch(override) and path.is_file() else "@package"
@@ -323,7 +319,6 @@ def _remedy(text: str) -> str:
 
 
 def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
-    """Raise ``UserError`` for unknown keys; return ``overrides``, with Hydra's ``++`` before keys that no file has."""
     missing, checked = _left_out(config), []
     for override in overrides:
         key = override.key_or_group

@@ -22,7 +22,7 @@ LATER: Mapping[str, Any] = shipped(__file__, "later.json")
 
 
 class Options(Mapping[str, Any]):
-    """Read-only plain settings of a chosen option, such as ``attack=auto``."""
+    """Read-only mapping of the settings of a chosen option, such as ``attack=auto``."""
 
     def __init__(self, settings: Mapping[Any, Any]) -> None:
         self._settings = {str(key): deepcopy(value) for key, value in settings.items()}
@@ -150,10 +150,10 @@ def called(option: str, section: Any) -> str:
 
 
 def suggest(word: str, allowed: Iterable[str], known: str = "", *, group: str = "", above: str | None = None) -> str:
-    """Return the tail of an error about a name: `` (did you mean X?); allowed: X, Y.``
+    """Return the end of an error message on an unknown name: `` (did you mean X?); allowed: X, Y.``
 
-    ``known``: override that determines ``allowed``, such as ``attack=idlg``. ``group``: group of which ``word`` is an
-    option; ``above``: section of which it is a setting.
+    ``known``: override, such as ``attack=idlg``, on which the allowed names depend. ``group``, ``above``: group or
+    section in which ``word`` was expected.
     """
     names = sorted(name for name in allowed if not name.startswith("_") and name != "defaults")
     like = meant_by(word, names, group, above=above)

@@ -14,7 +14,7 @@ from fl_privacy.runs.config.parse import Options, called, options, plain_value, 
 
 
 class Role(StrEnum):
-    """The part of a run that a setting changes."""
+    """Part of a run that a setting affects: only its execution (``RUNTIME``), the training, a defense or an attack."""
 
     RUNTIME = "runtime"  # place, speed and name of a run, but no result
     TRAINING = "training"  # the result of the training
@@ -25,10 +25,10 @@ class Role(StrEnum):
 def setting(
     role: Role, meaning: str, *, within: tuple[float, float] | None = None, captured: bool | None = None, **group: Any
 ) -> Any:
-    """Declare a setting of a run, as a dataclass field; ``role``: part of the run that it changes.
+    """Declare a setting of a run, as a dataclass field; ``role``: what in a run the setting changes.
 
     ``meaning``: help text. ``within``: least and largest value. ``captured``: ``True`` if an attack on captured updates
-    takes the value of the run that captured them; ``None`` is ``True`` for settings of training and defense.
+    copies the value from the run that captured them; by default, only for the roles training and defense.
     """
     taken = role in (Role.TRAINING, Role.DEFENSE) if captured is None else captured
     return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken, **group})
@@ -43,10 +43,10 @@ def group(
     within: Mapping[str, tuple[float, float]] | None = None,
     names: tuple[str, ...] = (),
 ) -> Any:
-    """Declare a group of options, like a :func:`setting`; pages name the chosen option if ``shown``.
+    """Declare a group of options as a dataclass field; ``role``, ``meaning``: see :func:`setting`.
 
-    ``runtime``: settings that change no result. ``within``: setting -> (least, largest). ``names``: allowed values of
-    the setting ``name``; empty allows all.
+    ``shown``: ``True`` if reports name the chosen option. ``runtime``: settings that change no result. ``within``:
+    setting -> (least, largest). ``names``: allowed values of the setting ``name``; empty allows all.
     """
     return setting(role, meaning, group=True, shown=shown, runtime=runtime, limits=dict(within or {}), names=names)
 
@@ -325,7 +325,7 @@ def sections() -> list[str]:
 
 
 def keys_of(role: Role) -> tuple[str, ...]:
-    """Return the dotted keys of all settings that change the part ``role`` of a run; groups are ``choices.GROUP``."""
+    """Return the dotted keys of all settings with this ``role``; for a group, the key is ``choices.GROUP``."""
     found: list[str] = []
     for key, declared in declared_settings():
         if "group" in declared.metadata and role is Role.RUNTIME:
@@ -347,7 +347,7 @@ def captured_keys() -> tuple[str, ...]:
 
 
 def captured_groups() -> tuple[str, ...]:
-    """Return the groups whose option an attack on captured updates takes from the run that captured them."""
+    """Return the option groups that an attack on captured updates copies from the run that captured them."""
     return tuple(f.name for f in fields(RunSettings) if "group" in f.metadata and f.metadata["captured"])
 
 
@@ -396,7 +396,7 @@ State = Literal["untrained", "early", "trained"]  # of the attacked model: fresh
 
 @dataclass(frozen=True, kw_only=True)
 class AttackCell:
-    """One attack of a study, which is run against each defense; a field in which all attacks agree is empty."""
+    """One attack of a study, run against each defense; only the fields in which a study's attacks differ are filled."""
 
     attack: str = ""
     uploads: str = ""  # name of the clients' kind of upload

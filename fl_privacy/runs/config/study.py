@@ -69,7 +69,7 @@ class Study:
 
 
 def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
-    """Load a grid of defenses; ``overrides`` of attacks go to attacks, of inference to trainings, others to both."""
+    """Load a study; ``attack.*`` overrides go to attack jobs, ``inference*`` ones to training jobs, others to both."""
     raw = _loaded("grid", name, GRIDS, _SECTIONS)
     _expect_defended(raw["defenses"], f"the grid {name}")
     of_grid = (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values())
@@ -101,7 +101,7 @@ def _loaded(kind: str, name: str, folder: Path, sections: Mapping[str, Any]) -> 
 
 
 def names_in(folder: Path) -> list[str]:
-    """List the names of the studies (grids or tracks) in ``folder``."""
+    """List the names of the study files (``NAME.yaml``) in ``folder``."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
@@ -157,7 +157,7 @@ _SECTIONS_OF_TRACK: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class UploadKind:
-    """Kind of upload in a benchmark: its training, the model's states at attacks, and malicious servers' overrides."""
+    """Uploads that a benchmark attacks: from which training, at which states of the model, with which overrides."""
 
     training: str
     states: tuple[State, ...]

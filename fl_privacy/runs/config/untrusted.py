@@ -66,7 +66,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings in the file ``path`` that attacks on captured updates keep; ``UserError`` for unsafe code."""
+    """Return the settings that an attack copies from a captured run's file; ``UserError`` for code not in ``trust``."""
     found, parts = read_settings(path), captured_groups()
     choices = _choices(path, found, parts, trust)
     declared = [key for key, _ in declared_settings()]
@@ -84,7 +84,7 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return all settings of the run that wrote ``path``; ``UserError`` for code not registered or in ``trust``."""
+    """Return the settings of the run that wrote ``path``; ``UserError`` for code outside this package and ``trust``."""
     found = read_settings(path)
     _choices(path, found, [part for part in groups() if isinstance(found.get(part), dict)], trust)
     return found
@@ -119,7 +119,7 @@ def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str
 
 
 def trusted(trust: str | Sequence[str] | None) -> frozenset[str]:
-    """Return the import paths and data names that the setting ``trust`` allows."""
+    """Return the import paths and data set names that the setting ``trust`` allows."""
     return frozenset([trust] if isinstance(trust, str) else trust or ())
 
 
@@ -132,9 +132,10 @@ def trust_in(overrides: Sequence[str]) -> frozenset[str]:
 def expect_registered(
     part: str, section: Mapping[str, Any], registered: Mapping[str, Any], trust: Collection[str], *, where: str
 ) -> None:
-    """Raise ``UserError`` if ``section`` names code neither ``registered`` nor in ``trust``, or lacks a setting.
+    """Raise ``UserError`` if ``section`` names code outside ``registered`` and ``trust``, or lacks a setting.
 
-    ``part``: the section's name. ``where``: its file, for errors.
+    ``registered``: the package's own settings of the chosen option. ``part``: section's name; ``where``: its file, for
+    errors.
     """
     for key, value in _mappings(section, part):
         for name in value:
@@ -236,7 +237,7 @@ PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "
 
 
 def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
-    """Raise ``UserError`` if overrides of a message (``where``) set a file or folder, except in keys ``unread``."""
+    """Raise ``UserError`` if ``overrides`` of the message ``where`` set a path in a key that is not in ``unread``."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         for name, text in _settings(override.key_or_group, override.value()):
             parted = "/" in text or "\\" in text or leads_outside(text)

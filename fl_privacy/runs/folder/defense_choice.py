@@ -33,7 +33,7 @@ CAN_INFER: Mapping[str, str] = {
 
 
 def is_above_chance(name: str, measure: Measure, *, among: int = 1) -> bool:
-    """Return whether the measure called ``name`` is above chance, corrected for ``among`` measures in total."""
+    """Return whether the measure called ``name`` is above chance, at a level corrected for ``among`` measures."""
     return above_chance(measure, among=among, low_leaks=name in LOW_LEAKS)
 
 
@@ -43,7 +43,7 @@ def number_of_measures(findings: Sequence[Finding]) -> int:
 
 
 def answered_above_chance(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Return the facts (keys of ``CAN_INFER``) inferred better than by chance, corrected for the number of measures."""
+    """Return the facts (keys of ``CAN_INFER``) inferred above chance, at a level corrected for the number of tests."""
     number = number_of_measures(findings)
     leaks = {f.about for f in findings if any(is_above_chance(n, m, among=number) for n, m in f.measures.items())}
     return tuple(about for about in dict.fromkeys(f.about for f in findings) if about in leaks)
@@ -95,7 +95,7 @@ class Candidate:
 
     @property
     def open_questions(self) -> list[str]:
-        """Return the inference questions that were not measured, or whose success may be above the limit."""
+        """Return the inferences, such as membership, that were not measured or may succeed more often than allowed."""
         limits = {
             About.MEMBERSHIP: lambda m: m.high <= MEMBERSHIP_AT_MOST,
             About.ATTRIBUTE: lambda m: m.high <= m.chance + ATTRIBUTE_AT_MOST,
@@ -124,7 +124,7 @@ class Candidate:
         )
 
     def unread(self, psnr_below: float | None = None) -> bool:
-        """Return whether defended updates leak nothing, all was measured, and each PSNR is below ``psnr_below`` dB."""
+        """Return whether nothing leaks, no measurement is missing, and each image's PSNR is below ``psnr_below`` dB."""
         return (
             self.images > 0
             and not (self.undefended or self.read or self.unknown or self.exposed or self.open_questions)
@@ -181,7 +181,10 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return by how much the better attacker beats guesses without the update: the least over attacks and rounds."""
+    """Return the smallest advantage of an attack over guesses made without the update; ``None`` if not measured.
+
+    For each attack and round, only the attacker with the largest advantage counts.
+    """
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)
@@ -191,7 +194,7 @@ def least_over_control(found: Sequence[LeakageResult]) -> float | None:
 
 
 def asked_of(findings: Sequence[Finding]) -> set[str]:
-    """Return the questions in ``findings`` on which the choice of a defense depends: membership and attribute."""
+    """Return the inferences in ``findings`` that matter for choosing a defense: membership and attribute."""
     return {finding.about for finding in findings} & {About.MEMBERSHIP, About.ATTRIBUTE}
 
 
@@ -201,9 +204,9 @@ def comparable(candidates: Sequence[Candidate]) -> bool:
 
 
 def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the undefended training that leaks most, provided that nothing was reconstructed from any of them.
+    """Return the undefended training with the largest leakage (:class:`Extent`), if none had an example reconstructed.
 
-    ``None`` otherwise, or if their data have different modalities.
+    ``None`` otherwise, or if the data of ``candidates`` have different modalities.
     """
     plain = [c for c in candidates if c.undefended]
     if not comparable(candidates) or not plain or any(c.read for c in plain):

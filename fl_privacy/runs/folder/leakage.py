@@ -34,7 +34,7 @@ TRANSFORMED_METRIC = "transformed_psnr"  # nearness of guesses to a defense's su
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Extent:
-    """Extent of leakage; extents compare field by field, in order, and the larger one leaks more."""
+    """How much leaked. Extents compare by the share reconstructed; if it is equal, by the next field, and so on."""
 
     read: float = 0.0  # share of the attacked examples that were reconstructed; unscored ones count on request
     exact: float = 0.0
@@ -50,8 +50,8 @@ WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)  # of what wa
 def extent_of(found: Sequence[LeakageResult], *, inferred: int = 0, unknown_is_read: bool = True) -> Extent:
     """Return an :class:`Extent` (how much leaks) with the worst value of each field over ``found``.
 
-    ``inferred``: number of inference questions answered better than by chance. ``unknown_is_read``: ``True`` counts
-    unscored examples as reconstructed, and returns :data:`WORST` if ``found`` is empty.
+    ``inferred``: number of facts, such as membership, that attacks inferred better than by chance. ``unknown_is_read``:
+    ``True`` counts examples without a score as reconstructed, and returns :data:`WORST` if ``found`` is empty.
     """
     if not found:
         return WORST if unknown_is_read else Extent(inferred=inferred)
@@ -86,20 +86,20 @@ def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | Non
 
 
 def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
-    """Return the largest share, as counts, of reconstructed substitutes (images that a defense trains on), if any."""
+    """Return the largest count of recognized substitutes (images that a defense trains on instead), if any."""
     bounds = [bound for reading in found if (bound := reading.counted_by(TRANSFORMED_METRIC))]
     most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
     return most if most and most.recognizable else None
 
 
 def modality_attacked(found: Sequence[LeakageResult], loader: str = "") -> Modality:
-    """Return the kind of data attacked: that of the results, else that which function ``loader`` loads, else images."""
+    """Return the kind of data attacked, by the results or else by the name ``loader`` of the data-loading function."""
     known = {reading.main for reading in found} or {loader.rpartition(".")[-1]}
     return next((one for one in MODALITIES if known & {one.metric, one.loader}), IMAGES)
 
 
 def main_of(found: Sequence[LeakageResult]) -> str:
-    """Return the main metric that all of ``found`` share, empty if they differ; without results, that of images."""
+    """Return the main metric that all results share; empty if they differ. Without results, it is that of images."""
     known = {reading.main for reading in found if reading.metrics}
     return known.pop() if len(known) == 1 else "" if known else IMAGE_METRIC
 
@@ -110,10 +110,7 @@ def in_round(found: Sequence[LeakageResult], round: int) -> list[LeakageResult]:
 
 
 def few(statistic: Statistic, kind: str = "upload") -> str:
-    """Return a warning such as ``only 2 uploads`` if ``statistic`` has too few for an interval, else an empty text.
-
-    ``kind``: noun for an upload of one example, such as ``image``.
-    """
+    """Return a warning such as ``only 2 uploads`` if ``statistic`` has too few of ``kind`` for an interval, else ""."""
     number, n = statistic.groups, statistic.n
     if number >= FEW:
         return ""
@@ -245,7 +242,7 @@ def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], thre
 
 
 def chosen_option(identity: Identity, group: str) -> tuple[str, Mapping[str, Any]]:
-    """Return a run's option of ``group`` (for a user's own code, the code's name), and the settings of that option."""
+    """Return name and settings of the option that a run chose in ``group``; user code has its function's name."""
     choices, section = identity.config.get("choices"), identity.config.get(group)
     settings = section if isinstance(section, Mapping) else {}
     option = called(str(choices.get(group) or ""), section) if isinstance(choices, Mapping) else ""

@@ -121,7 +121,7 @@ class Teller:
         return tell
 
     def picture(self, frames: Sequence[Snapshot], pieces: Callable[[Tensor], Sequence[str]]) -> None:
-        """Save current guesses, readable only by the folder's owner; ``pieces`` converts token ids (L,) to strings."""
+        """Save current reconstructions, readable only by the owner; ``pieces`` converts token ids (L,) to strings."""
         now = time.monotonic()
         if not frames or now - self._pictured < TELL_EVERY:
             return
@@ -161,7 +161,7 @@ def read_guesses(folder: Path) -> list[Pixels]:
 
 
 def read_texts(folder: Path) -> list[Pieces]:
-    """Return the current guesses, tokens of texts, in the untrusted ``folder``; empty if there are none."""
+    """Return the running attack's current texts as tokens, from the untrusted ``folder``; empty if there are none."""
     content = _read(folder / TEXTS)
     texts = content.get("texts") if isinstance(content, dict) else None
     return list(map(tuple, texts[:PICTURED])) if isinstance(texts, list) and fits(texts, list[list[str]]) else []

@@ -75,7 +75,7 @@ def _first_free(folder: Path, names: Iterable[str]) -> Path:
 
 
 def new_file(folder: Path, name: str, attacker: Attacker, suffix: str) -> Path:
-    """Return an unused path in ``folder``, which is made private: ``name``, with attacker and number if necessary."""
+    """Make ``folder`` private and return an unused path in it, such as ``NAME-adaptive-1.json``."""
     name = name if attacker == Attacker.PLAIN else f"{name}-{attacker}"
     return _first_free(folder, (f"{each}{suffix}" for each in chain([name], (f"{name}-{k}" for k in count(1)))))
 
@@ -92,7 +92,7 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], None]) -> list[str]:
 
 
 def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker) -> None:
-    """Write the reconstructions of ``round``; a second call for a round adds a file."""
+    """Write a file of the images reconstructed in ``round`` and their originals; each call adds a file."""
     images = [image for score in scores for image in score.images]
     known = [score.originals is not None for score in scores for _ in score.images]
     tensors = {
@@ -192,7 +192,7 @@ def read_small(path: Path, most: int) -> Any:
 
 
 def write_rows(folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker) -> None:
-    """Write the reconstructed rows of ``round``; see :func:`write_pairs`."""
+    """Write the table rows reconstructed in ``round`` to a file; see :func:`write_pairs`."""
     found: list[dict[str, Any]] = []
     columns: Sequence[str] = ()
     for score in scores:
@@ -237,7 +237,7 @@ FRAMES_AT_MOST = 64  # most frames of a victim in an untrusted file
 
 @dataclass(frozen=True)
 class Film:
-    """Frames of an attack on one example."""
+    """Guesses of one example recorded while an attack ran, to show as an animation."""
 
     id: str
     image: int
@@ -250,11 +250,11 @@ class Film:
 
 
 class TextFilm(Film):
-    """Frames of an attack on one text."""
+    """Guesses of one text recorded while an attack ran."""
 
 
 def film_of(found: Reconstruction, score: VictimScore, pieces: Callable[[Tensor], Sequence[str]]) -> Film | None:
-    """Return the frames of the attack that gave ``found``, if filmed; ``pieces`` converts token ids (L,) to strings."""
+    """Return the guesses recorded during the attack, if any; ``pieces`` converts token ids (L,) to strings."""
     image = next((image.image for image in score.images if image.guess == 0), None)
     if not found.film or found.batch is None or image is None:
         return None
@@ -269,7 +269,7 @@ def film_of(found: Reconstruction, score: VictimScore, pieces: Callable[[Tensor]
 
 
 def write_films(folder: Path, films: Sequence[Film], attacker: Attacker = Attacker.PLAIN) -> list[Path]:
-    """Write films (an attack's guesses as it proceeds), one file for each modality; return the files."""
+    """Write an attack's films (recorded guesses), one file for each modality; return the files."""
     texts = [vars(film) for film in films if isinstance(film, TextFilm)]
     images = [film for film in films if not isinstance(film, TextFilm)]
     contents: dict[str, bytes | str] = {}
@@ -287,7 +287,7 @@ def write_films(folder: Path, films: Sequence[Film], attacker: Attacker = Attack
 
 
 def read_films(folder: Path) -> tuple[Mapping[Attacker, Sequence[Film]], list[str]]:
-    """Return attacker -> films from all files in ``folder``, and a line on each unreadable file."""
+    """Return each attacker's films (recorded guesses of an attack), and one message for each unreadable file."""
     found: dict[Attacker, list[Film]] = {}
 
     def read(path: Path) -> None:

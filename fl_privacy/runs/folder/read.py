@@ -259,7 +259,7 @@ def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
 
 
 def shared_as(folder: Path) -> Shared | None:
-    """Return the content of a shared copy of a run; ``None`` for the run itself, ``UserError`` for a damaged note."""
+    """Return what a copy made for sharing holds; ``None`` for a run itself, ``UserError`` for a damaged note."""
     note = folder / NOTE
     if not note.is_file():
         return None

@@ -235,7 +235,7 @@ def image_record(score: VictimScore, one: ImageScore, **further: object) -> dict
 
 
 def records_of(records: Iterable[Mapping[str, Any]], kind: str, attacker: Attacker) -> list[Mapping[str, Any]]:
-    """Return the records of one kind and attacker; those that name no attacker are the plain attacker's."""
+    """Return the records of one kind and attacker; a record without attacker counts as ``Attacker.PLAIN``."""
     return [r for r in records if r["kind"] == kind and r.get("attacker", Attacker.PLAIN) == attacker]
 
 
@@ -298,7 +298,7 @@ def write_paper(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_paper(folder: Path) -> Mapping[str, Any] | None:
-    """Load a paper's table with our figures from ``paper.json``; ``None`` without it, ``UserError`` if damaged."""
+    """Load ``paper.json``, a published table next to our figures; ``None`` if absent, ``UserError`` if damaged."""
     if not (folder / PAPER).is_file():
         return None
     try:

@@ -30,7 +30,7 @@ THREATS: tuple[Threat, ...] = get_args(Threat)
 
 @dataclass(frozen=True)
 class Versus:
-    """Pair of attack and attacker: plain, adaptive, or ``worst``, whichever of them leaks more."""
+    """One attack with one attacker: plain, adaptive (knows the defense), or ``worst``, whichever leaks more."""
 
     attack: str
     attacker: Attacker | Literal["worst"]
@@ -38,7 +38,7 @@ class Versus:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyEntry(GridPoint):
-    """Result folders of the jobs of a defense at one strength; some jobs may not have finished."""
+    """Folders of the jobs (trainings and attacks) that a study runs with one defense at one strength."""
 
     own: bool = False  # ``True`` if the user entered it
     trainings: Mapping[str, Path]  # folder of each training by name, the main one first
@@ -168,9 +168,10 @@ class StudyRow:
     def candidate(
         self, threat: Threat = "malicious", uploads: str | None = None, *, asked: Collection[str] = ()
     ) -> Candidate | None:
-        """Return the defense with its worst figures over attackers up to ``threat``; ``None`` if no example was scored.
+        """Return the defense with its worst results under attackers no more powerful than ``threat``.
 
-        ``uploads``: kind of upload; ``None``: all kinds. ``asked``: inference questions that must have been answered.
+        ``None`` if no example was scored. ``uploads``: kind of upload; ``None``: all kinds. ``asked``: inferences, such
+        as membership, that must have been measured.
         """
         candidate = candidate_of(
             self.heard(threat, uploads),
@@ -187,7 +188,7 @@ class StudyRow:
         return replace(candidate, over_control=least_over_control(passive))
 
     def missing(self, threat: Threat) -> list[AttackCell]:
-        """List the attacks by attackers up to ``threat`` that did not finish, or ran without knowing the defense."""
+        """List attacks, no stronger than ``threat``, that did not finish or ran without knowing the defense."""
 
         def known(cell: AttackCell) -> bool:
             found = self.readings.get(cell, ())
@@ -210,13 +211,13 @@ class StudyRow:
 
 
 def threats_of(cells: Iterable[AttackCell]) -> tuple[Threat, ...]:
-    """Return the threats tried in ``cells``, the most powerful last."""
+    """Return the kinds of attacker in the attacks ``cells``, the most powerful last."""
     tried = any(cell.server for cell in cells)
     return tuple(threat for threat in THREATS if tried or threat != "malicious")
 
 
 def read_study(entries: Sequence[StudyEntry]) -> list[StudyRow]:
-    """Load a row for each of ``entries``, from the jobs that finished."""
+    """Return a row of results for each defense and strength in ``entries``, from those of its jobs that finished."""
     trained = [
         {name: s for name, path in entry.trainings.items() if (s := read_summary(path)) is not None}
         for entry in entries
@@ -303,7 +304,7 @@ def when_measured(environments: Iterable[Mapping[str, Any]]) -> str:
 
 
 def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefense | None:
-    """Return measurements of ``row`` by threat; ``None`` if accuracy, leakage or an ``asked`` inference is unknown."""
+    """Return the measurements of ``row``; ``None`` if accuracy, leakage or an inference (``asked``) is unknown."""
     cells, found = row.entry.attacks, dict[Threat, Candidate]()
     if row.accuracy is None:
         return None
@@ -329,7 +330,10 @@ def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefens
 def measured_rows(
     rows: Sequence[StudyRow], *, is_whole: Callable[[StudyRow], bool], asked: Collection[str] = ()
 ) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
-    """Return the measurements of the rows that ``is_whole`` accepts, and the names of rows without measurements."""
+    """Return measurements of the rows for which ``is_whole`` is true, and the names of all rows without measurements.
+
+    ``asked``: inferences, such as membership, that must be measured.
+    """
     found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
     if not found or found[0] is None:
         return (), tuple(row.name for row in rows)

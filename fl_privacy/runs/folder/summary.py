@@ -19,7 +19,7 @@ from fl_privacy.types.victim_ids import Attacker, VictimId
 
 @dataclass(frozen=True, kw_only=True)
 class Recognized:
-    """Number of images (``recognizable`` of ``n``) beyond a paper's threshold; see ``measure.Threshold``."""
+    """Number of images (``recognizable`` of ``n``) that count as reconstructed by a paper's threshold ``value``."""
 
     metric: str
     value: float
@@ -31,7 +31,7 @@ class Recognized:
 
 @dataclass(frozen=True, kw_only=True)
 class Traced(Statistic):
-    """Share of images whose nearest reconstruction is another client's; ``chance``: that share for random guesses."""
+    """Share of images whose most similar reconstruction is another client's; ``chance``: that of random guesses."""
 
     attacked: float
     queries: int  # number of queried images

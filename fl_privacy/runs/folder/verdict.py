@@ -102,7 +102,11 @@ def verdict_of(run: Run) -> Verdict:
 
 
 def judged(summary: Summary, facts: leakage.AttackFacts, *, claim_is_false: bool = False, loader: str = "") -> Verdict:
-    """Judge a run's leakage; ``claim_is_false`` ignores its privacy bound. ``loader``: name of the data loader."""
+    """Judge how much a run leaks.
+
+    ``claim_is_false``: ``True`` if the stated epsilon was refuted, so that it bounds nothing. ``loader``: name of the
+    function that loads the data.
+    """
     found = summary.attacked
     asked = tuple(finding for finding in summary.inferred if finding.measures)  # others failed, or had too few examples
     inferred, bound = answered_above_chance(summary.inferred), _bound(summary.privacy, found, summary.inferred)
@@ -143,12 +147,12 @@ _TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.INFERRED: LEAK, Groun
 
 
 def tone_of(found: Sequence[LeakageResult], source: leakage.AttackedUploads = leakage.AttackedUploads.PROBES) -> Tone:
-    """Return ``LEAK`` if a result is above chance, unless the server made the uploads (``source``); else ``OPEN``."""
+    """Return the verdict's color: ``LEAK`` if uploads that clients made leak above chance, else ``OPEN``."""
     return LEAK if source is not leakage.AttackedUploads.SERVER and is_read(found) else OPEN
 
 
 def is_read(found: Sequence[LeakageResult]) -> bool:
-    """Return whether one of ``found`` reconstructs above chance, corrected for the number of these results."""
+    """Return whether a result is above chance, at a significance level corrected for the number of results."""
     return any(above_chance(reading.counts, among=len(found)) for reading in found)
 
 

@@ -60,8 +60,7 @@ class RunFolder:
         """Open or create the folder ``<out>/<label>-<hash>`` of the run with settings ``config``.
 
         An interrupted run is renamed (``...-interrupted-1``); so is a finished one if ``overwrite``
-        (``...-previous-1``). Intercepted updates in it that were not to be kept are deleted. ``undefended``: ``True``
-        for a run without a defense. ``UserError`` if another process is recording this run.
+        (``...-previous-1``). ``UserError`` if another process is recording this run.
         """
         identity = Identity.of(label, config, undefended=undefended)
         path = out / folder_name(label, config)
@@ -103,7 +102,6 @@ class RunFolder:
     def add_round(
         self, report: RoundReport, evaluation: Evaluation | None = None, *, epsilon: float | None = None
     ) -> None:
-        """Record a finished round; ``epsilon`` is the largest epsilon of a client so far, if there is a guarantee."""
         self._append(
             kind="round",
             round=report.round,
@@ -217,5 +215,5 @@ class RunFolder:
 
 
 def folder_name(label: str, config: Mapping[str, Any]) -> str:
-    """Return the folder name of the run that ``config`` describes."""
+    """Return the folder name ``LABEL-HASH`` of the run with settings ``config``."""
     return f"{label}-{run_hash(config)}"
