@@ -109,7 +109,9 @@ def around(
         if "USE_TF" not in os.environ and not re.search("tensorflow|keras", code):
             os.environ["USE_TF"] = "0"  # Transformers imports it otherwise, and fails by Keras 3
             stack.callback(os.environ.pop, "USE_TF", None)
-            if "tensorflow" not in sys.modules:  # so that Flower does without it, which takes long to load
+            if (
+                app.scripts is not None and "tensorflow" not in sys.modules
+            ):  # Flower does without it, which loads slowly
                 sys.modules["tensorflow"] = None  # type: ignore[assignment]
                 importlib.import_module("flwr.simulation")
                 del sys.modules["tensorflow"]
