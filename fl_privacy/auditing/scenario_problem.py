@@ -411,6 +411,7 @@ def _loss(
             shaped = outputs if program_dim[0] > 1 else outputs.squeeze(1)
             if labels.dim() > target_dim and labels.shape[-1] == 1:
                 labels = labels.squeeze(-1)  # otherwise losses compare each output with each target
+            labels = labels.reshape(*labels.shape, *[1] * (target_dim - labels.dim()))  # as in Keras's columns
             return program.run({output: shaped, target: labels}, (), own, after=modules[-1])
 
         target_dim, program_dim = labels.dim(), [_made(program, output).dim()]

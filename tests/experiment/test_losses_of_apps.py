@@ -55,6 +55,19 @@ def test_half_batches_that_are_added_up_are_one_batch(share: float) -> None:
         torch.testing.assert_close(gradient, seen.gradients[name])
 
 
+def test_labels_in_a_column_are_those_of_one_example_too() -> None:
+    one, column = torch.rand(1, 1, 6, 6), torch.tensor([[0]])
+
+    def train(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+        F.nll_loss(F.log_softmax(net(one), 1), column.squeeze(-1)).backward()
+        optimizer.step()
+
+    _, problem = watched(train)
+    outputs = problem.model(problem.truth)
+    expected = F.cross_entropy(outputs, torch.tensor([0]))
+    torch.testing.assert_close(problem.loss(outputs, torch.tensor([0])), expected)
+
+
 @pytest.mark.parametrize("shape", [(1,), ()])
 def test_a_loss_may_be_summed_up_in_place_from_zero(shape: tuple[int, ...]) -> None:
     said = list[float]()

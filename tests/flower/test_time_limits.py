@@ -16,6 +16,7 @@ from fl_privacy.auditing.app import audit
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.environment import around
+from fl_privacy.auditing.app.started import ScriptRunner
 from fl_privacy.auditing.instrument.watch import TrainingWatch
 from tests.flower.test_stand_in import HEAD, LOADERS, NET, TAIL
 from tests.flower.untouched_apps import attacked_only, written_once
@@ -80,3 +81,12 @@ def test_flower_loads_no_tensorflow_for_an_app_without(tmp_path: Path, monkeypat
     with around(read_app(tmp_path / "app"), tmp_path / "files", None):
         assert "flwr.simulation.run_simulation" in sys.modules
     assert "tensorflow" not in sys.modules
+
+
+def test_a_script_starts_no_ray(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    text = "import flwr, ray\nray.init(num_cpus=1)\nassert not ray.is_initialized()\n"
+    (tmp_path / "app" / "main.py").write_text(f"{text}flwr.simulation.start_simulation(num_clients=4)\n")
+    app = read_app(tmp_path / "app")
+    with around(app, tmp_path / "files", None):
+        assert ScriptRunner(app.folder).run(app.folder / "main.py", ())["simulations"]
