@@ -88,6 +88,14 @@ def test_only_names_that_an_app_uses_are_listed(monkeypatch: pytest.MonkeyPatch)
     assert "numpy.float" in lent_in_words(["numpy.float"])
 
 
+def test_columns_are_dropped_though_their_axis_is_named_too() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"a": [1], "b": [2]})
+    with older_names_lent("import pandas as pd") as asked:
+        assert [*table.drop(columns=["a"], axis=1)] == ["b"] == [*table.drop("a", axis=1)]
+    assert asked == ["pandas.DataFrame.drop(axis=)"]
+
+
 def test_a_default_that_an_earlier_library_had_is_lent() -> None:
     yaml = pytest.importorskip("yaml")
     with older_names_lent("import yaml\nyaml.load(file)") as asked:

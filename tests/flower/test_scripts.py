@@ -217,6 +217,15 @@ def test_a_server_gets_a_place_in_argv_that_it_reads_whatever_is_given(
     assert found is not None and found.server_arguments == given
 
 
+def test_a_script_needs_no_ray_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    code = "import flwr as fl, ray\nray.init(local_mode=True, include_dashboard=False)\n"
+    code += "fl.simulation.start_simulation(client_fn=lambda cid: None, num_clients=4)\n"
+    (tmp_path / "main.py").write_text(code)
+    found = find_scripts(tmp_path)
+    assert found is not None and start_scripts(found, tmp_path).nodes == 4
+
+
 def test_clients_train_though_their_servers_evaluation_fails(tmp_path: Path) -> None:
     server = parts.SERVER.replace("FedAvg(", "FedAvg(evaluate_fn=lambda number, weights, config: 1 / 0, ")
     folder = project(tmp_path / "a", server=server, client=parts.CLIENT, network=parts.NETWORK)

@@ -242,6 +242,7 @@ def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list
             with warnings.catch_warnings(), suppress(KeyError):
                 warnings.simplefilter("ignore")
                 stack.enter_context(importlib.import_module("pandas").option_context("future.infer_string", False))
+            stack.enter_context(replaced(importlib.import_module("pandas").DataFrame, "drop", partial(_dropped, asked)))
         for package, names in EARLIER["older"].items():
             for home, name, whole in _homes(code, package, names):
                 _lend_name(stack, home, name, names[whole], asked)
@@ -256,6 +257,13 @@ def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list
                     owner = owner_of(owner, called) if isinstance(owner, type) else owner
                     stack.enter_context(replaced(owner, called, lend))
         yield asked
+
+
+def _dropped(asked: list[str], original: Any, table: Any, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.keys() & {"columns", "index"} and "axis" in kwargs:  # which says the same, and pandas refuses
+        asked.extend({"pandas.DataFrame.drop(axis=)"} - {*asked})
+        del kwargs["axis"]
+    return original(table, *args, **kwargs)
 
 
 def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:

@@ -492,6 +492,8 @@ def _taken_over(calls: _Calls, heard: Callable[..., None]) -> Iterator[None]:
         stack.enter_context(
             replaced(threading, "excepthook", lambda hook, each: each.exc_type is _AtStart or hook(each))
         )
+        if (ray := sys.modules.get("ray")) is not None:  # which Flower loads, and nothing needs here
+            stack.enter_context(replaced(ray, "init", lambda *args, **kwargs: None))
         stack.enter_context(replaced(builtins, "print", heard))
         stack.enter_context(replaced(logging.Logger, "callHandlers", heard))
         stack.enter_context(replaced(BaseProcess, "start", at_once))
