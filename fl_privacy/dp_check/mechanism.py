@@ -444,7 +444,7 @@ def _not_clipped(claim: Claim, given: float | None, bound: float | None, drawn: 
         return f"nothing is clipped: an update of norm {given:.3g} changes what is sent by {moved:.3g}"
     return (
         f"one {claim.unit} changes what is sent by {moved:.3g}, more than the stated clipping norm {bound:.3g}"
-        " (one possible cause: each array is clipped by itself)"
+        " (one possible cause: clipping each array by itself)"
     )
 
 
