@@ -157,7 +157,7 @@ class UnknownEdges:
             depth = max([k for k, each in enumerate(moved) if self._moves(layer, each, path, seen)], default=0)
             crossed = torch.cat([path, torch.tensor([[0], [DEEPEST - depth]])], 1)
             if depth == DEEPEST - 1 or (depth and self._moves(layer, drawn, crossed, seen)):
-                raise NotAttackedError("a node's output depends on its neighbors' numbers of edges, or on the batch")
+                raise NotAttackedError("a node's output depends on its neighbors' degrees, the batch or random draws")
             _, sizes, basis = torch.linalg.svd(gradient.double(), full_matrices=False)
             basis = basis[sizes > noise * sizes[0]]
             if pooled:

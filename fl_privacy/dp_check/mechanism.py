@@ -189,7 +189,7 @@ def _over_calls(
         confidence=check.confidence,
         seed=seed,
     )
-    again = f"the next calls send an update again, each with noise for one alone: of {LATER + 1} calls together"
+    again = f"later calls send an update again, but the noise is sized for one call: in {LATER + 1} calls together"
     return replace(after, reason=f"{again}, {after.reason}") if after.contradicted else after
 
 
@@ -425,7 +425,7 @@ def _reason(claim: Claim, found: Pilot, drawn: Drawn, bare: Sequence[Uncovered],
             " it away again"
         )
     bound = None if clip_norm is None else clip_norm * (2 if claim.neighbors == "replace" else 1)
-    if reason := _not_clipped(given, bound, drawn):
+    if reason := _not_clipped(claim, given, bound, drawn):
         return reason
     strictly = 1 - ACCUSATION
     if drawn.aligned(strictly / 10) > claim.epsilon >= claim.total(drawn.mu(strictly)):
@@ -433,7 +433,7 @@ def _reason(claim: Claim, found: Pilot, drawn: Drawn, bare: Sequence[Uncovered],
     return _too_little_noise(claim, bound, drawn)
 
 
-def _not_clipped(given: float | None, bound: float | None, drawn: Drawn) -> str:
+def _not_clipped(claim: Claim, given: float | None, bound: float | None, drawn: Drawn) -> str:
     moved = drawn.moved
     whole = given is not None and moved >= given / BEYOND
     surely = max(0.0, moved - drawn.noise_std / 10)  # less the possible noise in the mean of 1,000 draws
@@ -441,10 +441,10 @@ def _not_clipped(given: float | None, bound: float | None, drawn: Drawn) -> str:
     if clipped:
         return ""
     if given is not None and whole and (bound is None or given > bound * BEYOND):
-        return f"nothing is clipped: an update of norm {given:.3g} moves what is sent by {moved:.3g}"
+        return f"nothing is clipped: an update of norm {given:.3g} changes what is sent by {moved:.3g}"
     return (
-        f"one unit moves what is sent by {moved:.3g}, more than the norm {bound:.3g} to which it is said to be clipped"
-        " (clipping each array by itself bounds the whole by that norm times the root of their number)"
+        f"one {claim.unit} changes what is sent by {moved:.3g}, more than the stated clipping norm {bound:.3g}"
+        " (one possible cause: clipping each array by itself)"
     )
 
 
@@ -452,11 +452,11 @@ def _too_little_noise(claim: Claim, bound: float | None, drawn: Drawn) -> str:
     noise, moved = drawn.noise_std, drawn.moved if bound is None else min(drawn.moved, bound)
     needed = math.inf if claim.delta == 0 or not claim.mu else moved / claim.mu
     if claim.delta == 0 or noise == 0 or noise >= needed:  # the size of the noise is not what is wrong
-        return f"{drawn.statistics.names[drawn.tests[0][0]]} shows the unit more often than the claim allows"
+        return f"{drawn.statistics.names[drawn.tests[0][0]]} reveals the {claim.unit} more often than the claim allows"
     once = needed / math.sqrt(claim.rounds)
     over = "" if claim.rounds == 1 else f" over {claim.rounds} rounds"
-    enough = f" (it would do for one round: {once:.3g})" if claim.rounds > 1 and noise >= once / 1.05 else ""
+    enough = f" (one round alone needs {once:.3g})" if claim.rounds > 1 and noise >= once / 1.05 else ""
     return (
-        f"the noise has a standard deviation of {noise:.3g} where one unit moves what is sent by"
-        f" {moved:.3g}; the claim{over} needs {needed:.3g}{enough}"
+        f"one {claim.unit} changes what is sent by {moved:.3g}; the noise's standard deviation is {noise:.3g}, and the"
+        f" claim{over} needs {needed:.3g}{enough}"
     )

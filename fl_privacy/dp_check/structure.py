@@ -186,7 +186,7 @@ def _shared(held: HeldDraws) -> list[Found]:
     direction = torch.zeros_like(held.shift)
     direction[places[order]] = torch.where(alone, 0.0, shift - noise * along[groups])
     names = held.names(direction != 0)
-    return [(f"values of {_listed(names)} carry the same noise, so that their difference has none", direction)]
+    return [(f"values in {_listed(names)} carry the same noise, so that their difference has none", direction)]
 
 
 def _sums(held: HeldDraws) -> list[Found]:
@@ -331,7 +331,7 @@ def _between_levels(held: HeldDraws, after: Tensor, levels: Mapping[str, Mapping
             names.append(name)
     if not names:
         return []
-    reason = f"the noise of {_listed(names)} has few values, or leaves some calls out, so that the update shows"
+    reason = f"the noise of {_listed(names)} is bounded, has few values or is missing in some calls: the update shows"
     return [Uncovered(reason=reason, arrays=tuple(names))]
 
 

@@ -175,7 +175,7 @@ FAULTS: dict[str, tuple[Mechanism, str]] = {
     "noise of a pool": (of_a_pool(900), "come again"),
     "noise of two levels": (of_few_levels(), "few values"),
     "noise of 16 bits": (in_half_precision(), "rounded to 16 bits"),
-    "noise with gaps": (with_gaps(), "leaves some calls out"),
+    "noise with gaps": (with_gaps(), "missing in some calls"),
     "noise in pairs of calls": (in_pairs(), "with the other sign"),
     "seeded by the number of the call": (seeded(itertools.count(3).__next__), "seeds its noise"),
     "seeded by the round": (ByRound(by_round), "from its number"),
