@@ -267,7 +267,11 @@ class AppAudit(AuditSession):
         self.built: BuiltNetworks | None = None
 
     def refined(self, app: App, why: str) -> tuple[Mapping[str, int], Scripts | None]:
-        """Return ``data_made`` for the next run of ``app``; ``why``: error that ended the last one."""
+        """Choose the data to make up in the next run of ``app``, after the error ``why`` ended the last one.
+
+        Return sizes of the data (name -> number), and the app's script that makes data, to run first; ``None`` for no
+        script.
+        """
         (shape, script), drawing = self.data_made, self.drawing
         if drawing is None:
             return shape, script
@@ -275,7 +279,7 @@ class AppAudit(AuditSession):
         return fitted, preparing(app, why, drawing.asked) if script is None and fitted == shape else script
 
     def _draw(self, app: App, files: Path, stack: contextlib.ExitStack) -> None:
-        """Draw missing data until ``stack`` closes, and run the script that makes them, if any."""
+        """Replace missing data by random data until ``stack`` closes; run the app's script that makes data, if any."""
         mirror, seed, (shape, script) = self.asked.mirror, self.asked.seed or 0, self.data_made
         also = [] if script is None else [script.server]
         self.drawing = stack.enter_context(drawn_for(app, files, mirror, seed, shape, also=also))
@@ -346,7 +350,7 @@ class AppAudit(AuditSession):
             self.grid = None  # and with it the app's code
 
     def note(self, there: Around, rounds: int) -> None:
-        """Note the effects of the defense and of ``there`` (changed environment), and rounds beyond ``--rounds``."""
+        """Note on the page what the defense changes, how the environment ``there`` is special, if ``rounds`` are too many."""
         limit, name = self.asked.rounds, "" if self.defense is None else self.defense.name
         beyond = f"The app trained for {rounds} rounds, which its own loop counts; --rounds {limit} does not reach it."
         acts = (

@@ -65,8 +65,8 @@ class ReplyDefense:
     def __call__(self, reply: Message, seen: Watched, found: Matched, context: Context) -> None:
         """Defend the trained parameters in ``reply``, in place.
 
-        ``seen``: observed training. ``found``: which arrays hold which parameters. ``UserError`` if no array holds a
-        trained parameter, or one is coded or no float.
+        ``seen``: observed training. ``found``: parameter that each array holds. ``UserError`` if no array holds a
+        trained parameter, or such an array is encoded or holds no floats.
         """
         own = {key: name for key, name in found.parameters.items() if name in seen.gradients}
         places, after = list[tuple[str, str, str, np.dtype[Any]]](), dict[str, torch.Tensor]()

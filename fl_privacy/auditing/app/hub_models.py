@@ -47,7 +47,10 @@ _LONGEST_FIT = 20.0
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield (module, function name, replacement); replacements make small random networks instead of loading any."""
+    """Yield (module, function name, replacement) for functions that load networks or tokenizers of Hugging Face's hub.
+
+    If loading fails, the replacements make small random ones instead.
+    """
     auto = "transformers.models.auto"
     for place, owner, made in (
         ("transformers.modeling_utils", "PreTrainedModel", _network),
@@ -136,11 +139,11 @@ def called(drawing: Drawing, original: Callable[..., Any], network: Any, *args: 
 
 
 def fit(drawing: Drawing, why: str = "") -> dict[str, int]:
-    """Return the sizes of examples that the app's network takes, for ``drawing.fitted``; empty if none are found.
+    """Return sizes that made-up examples need to fit the app's network (name -> number); empty if none are found.
 
-    Keys are ``channels`` and ``side`` of pictures, the number of further ``columns`` of rows, or the ``rate`` of
-    recordings in values a second. If the app's error ``why`` is about labels, the key is ``classes`` (number); if about
-    a missing column, ``tables`` (number to draw).
+    Names are ``channels`` and ``side`` of pictures, ``columns`` to add to rows, or ``rate`` of recordings (values a
+    second). If the app's error ``why`` is about labels, the name is ``classes``; if about a missing column, ``tables``,
+    the number of tables to make up.
     """
     if re.search(r"Target \d+ is out of bounds|Class values must be|t < n_classes", why) and drawing.outputs:
         return {"classes": drawing.outputs}

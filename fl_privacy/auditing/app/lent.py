@@ -88,7 +88,7 @@ def _module(stack: ExitStack, place: str) -> Any:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Get names that ``module`` lacks from ``find(name)``, ``None`` for unknown ones, until ``stack`` closes."""
+    """Let ``find(name)`` provide attributes that ``module`` lacks, until ``stack`` closes; ``None`` if it has none."""
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:
@@ -104,9 +104,9 @@ def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
 
 
 def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
-    """Make a config record by Flower's class ``original`` from ``values``; those that no record can hold become JSON.
+    """Make a config record of Flower's class ``original`` from ``values``; values of other types become JSON texts.
 
-    ``objects`` collects them by the beginning of their JSON; ``asked`` collects sentences that say so.
+    ``objects`` is filled with the replaced values, by the beginning of their JSON; ``asked`` with sentences on them.
     """
     texts = dict(values)
     for key, value in texts.items():
@@ -259,7 +259,7 @@ def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list
 
 
 def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield (module or class, attribute, dotted name) for each of the ``names`` of ``package`` that ``code`` uses."""
+    """Yield (module or class, attribute, name) for each of ``names``, paths in ``package``, that ``code`` uses."""
     if not re.search(rf"\b{package}\b", code) or importlib.util.find_spec(package) is None:
         return
     saved = "layers." if "load_model" in code else "?"  # whose layers the code does not name
@@ -323,10 +323,10 @@ def pickles_loaded(asked: list[str]) -> AbstractContextManager[None]:
 def _with_present_arguments(
     name: str, options: Mapping[str, Any], asked: list[str], original: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
-    """Call ``original``, the function ``name``, with earlier options converted to present ones; note them in ``asked``.
+    """Call ``original``, the function ``name``, with outdated options converted; note them in ``asked``.
 
-    ``options`` maps an earlier option to its present name, or "" to leave it out; to a mapping from earlier to present
-    values; or to a list with the dotted name of an object that replaces the option's default.
+    ``options`` maps an outdated option to its present name ("" drops it), or to a mapping from outdated to present
+    values. A list ``[path]`` instead is the dotted path of an object to pass if the option is not given.
     """
     parameters = [*inspect.signature(original).parameters]
     own = int(parameters[:1] == ["self"])

@@ -106,7 +106,7 @@ class BuiltNetworks:
             self._kept.setdefault((type(made), frame.f_code.co_filename, frame.f_lineno), made)
 
     def networks(self, of_clients: set[Path], folder: Path) -> list[Network]:
-        """List the networks that are no part of others: those built in files ``of_clients`` first, then the largest."""
+        """List built networks that are not part of another: first those from files ``of_clients``, then the largest."""
         sizes = {
             key: size for key, made in self._kept.items() if isinstance(size := attempt(partial(_size, made)), int)
         }
@@ -240,7 +240,6 @@ class DefinedNetworks:
         return {*derived(self.files.values(), _BASES)}
 
     def _parts(self) -> set[str]:
-        """Return the names of the classes that network classes call, such as parts of a network."""
         nodes = (node for file in self.files.values() for node in file.tree.body)
         inside = (
             each
@@ -259,7 +258,7 @@ class DefinedNetworks:
         return returns and makes and bool(_MAKES.search(node.name)) and not _OTHERWISE.search(node.name)
 
     def _nodes(self) -> Iterator[tuple[Path, ast.AST]]:
-        """Yield (file, syntax node), clients' files first, without network classes' bodies, which build only parts."""
+        """Yield (file, syntax node) of the project's code outside of network classes, clients' files first."""
         for path in sorted(self.files, key=lambda path: (path not in self.of_clients, str(path))):
             left: list[ast.AST] = [self.files[path].tree]
             while left:

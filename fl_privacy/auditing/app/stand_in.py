@@ -154,10 +154,10 @@ def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Se
 class Drawing:
     """Makes up random data for an app, with the columns and classes that its code names.
 
-    ``folder``: place of the files that are written. ``asked``: requested name -> phrase on the data made up for it.
-    ``shares``: largest number of clients among which the app divides a data set. ``fitted``: pictures' ``channels`` and
-    ``side``, or further ``columns`` of rows, that its network needs. ``unfit``: network and shape of an input that it
-    does not take. ``outputs``: number of outputs of the network called last.
+    ``folder``: folder for made-up files. ``asked``: requested name -> phrase on the data made up for it. ``shares``:
+    largest number of clients among which the app divides a data set. ``fitted``: sizes that the network needs, see
+    ``hub_models.fit``. ``unfit``: last network that refused an input, and the input's shape. ``outputs``: number of
+    outputs of the network called last.
     """
 
     def __init__(
@@ -308,7 +308,10 @@ class Drawing:
             self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *strings]))
 
     def _look_for_columns(self, node: ast.AST) -> None:
-        """Find columns of texts or categories, and how many besides the label ``x = rows[:, 3:-2]`` leaves out."""
+        """Note columns that the code at ``node`` treats as texts or categories.
+
+        Also note how many columns a slice such as ``x = rows[:, 3:-2]`` leaves out besides the label (here 4).
+        """
         if isinstance(node, ast.Assign) and any(_INPUTS.match(dotted(target)) for target in node.targets):
             cut = re.search(r"\[:, (\d*):(?:-(\d+))?\]", ast.unparse(node.value))
             self._around = max(self._around, int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0)
@@ -452,7 +455,7 @@ class Drawing:
         return made.iloc[rng.permutation(number)].reset_index(drop=True)
 
     def is_other(self, path: str, columns: Iterable[object]) -> bool:
-        """Return whether to draw the table at ``path``, since no name of its ``columns`` is in the code."""
+        """Return whether to replace the table at ``path``, since the code names none of its ``columns``."""
         held = {str(each).strip().lower() for each in columns}
         if not held or not self.names or not held.isdisjoint(map(str.lower, self.names)):
             return False
@@ -460,7 +463,7 @@ class Drawing:
         return "tables" in self.fitted
 
     def place(self, path: object) -> Path:
-        """Return the place of a made-up file or folder in place of ``path``."""
+        """Return the path at which made-up data replace the missing file or folder ``path``."""
         (folder := self.files / "stand-in").mkdir(parents=True, exist_ok=True)
         return folder / re.sub(r"\W+", "_", str(path))
 
@@ -469,10 +472,10 @@ class Drawing:
         return self.as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
 
     def fill(self, made: Path, asked: str = "", *, by_class: bool = False, suffix: str = "") -> None:
-        """Write made-up pictures to the folder ``made``, unless it exists.
+        """Write made-up pictures to the folder ``made``, unless it exists; if ``suffix`` is given, tables.
 
-        They are in subfolders by class if ``by_class``, or if the name suggests a data set. ``asked``: path that the
-        app asked for. ``suffix``: kind of tables to name there instead, drawn on access.
+        ``by_class``: ``True`` for a subfolder for each class. ``asked``: path that the app asked for. ``suffix``:
+        tables' file suffix, such as .csv; their content is made up when it is read.
         """
         if suffix:
             made.mkdir(parents=True, exist_ok=True)

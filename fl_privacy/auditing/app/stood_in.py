@@ -46,9 +46,10 @@ _PARTITIONERS = tuple(f"{kind}Partitioner" for kind in ("Dirichlet", "Distributi
 def drawn_for(
     app: App, files: Path, mirror: Path | None, seed: int, fitted: Mapping[str, int] = {}, *, also: Iterable[Path] = ()
 ) -> Iterator[Drawing]:
-    """Replace data that ``app`` loads and that neither its folder nor ``mirror`` has by random data, within the block.
+    """Replace missing data that ``app`` loads by random data, within the block; data in its folder or ``mirror`` stay.
 
-    ``files``: folder for them. ``fitted``: sizes to draw, by name. ``also``: scripts that load data, too.
+    ``files``: folder for made-up files. ``fitted``: sizes by name, see ``hub_models.fit``. ``also``: scripts that load
+    data, too.
     """
     drawing = Drawing(reached_by(app, *also), files, seed, app.config)
     drawing.fitted, drawing.classes = {**fitted}, fitted.get("classes", drawing.classes)
@@ -215,7 +216,7 @@ class Hooks:
         return original(made, *args, **kwargs)
 
     def split(self, original: Any, dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
-        """Split made-up examples in proportion to ``lengths``, counts for the missing data; ``original`` splits."""
+        """Split made-up examples by ``original`` in proportion to ``lengths``, meant for the larger missing data."""
         whole = self.drawing.asked and len(dataset) and all(isinstance(each, int | np.integer) for each in lengths)
         if whole and not any(lengths):  # more clients than drawn examples: those far behind get some again
             ends = np.arange(len(lengths))[:, None] * _LEAST + np.arange(_LEAST)
@@ -236,7 +237,7 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, size: int) -> Any:
-        """Return the indices below ``size``, the number of made-up examples; if none is, some of them modulo it."""
+        """Return ``indices`` below ``size``, the number of made-up examples; if there are none, wrap some around."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
         if self.drawing.asked and size and listed and max(indices) >= size:
             return [each for each in indices if each < size] or [each % size for each in list(indices)[:size]]
@@ -259,7 +260,7 @@ class Hooks:
         return original(path, *args, **kwargs)
 
     def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
-        """Search files by a pattern (``original``); if no table is found, yield the name of one that can be drawn."""
+        """Search files as ``original`` (``glob``) does; if no table is found, yield the name of one to make up."""
         place = Path(*map(str, given))
         root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
         tables = place.suffix.lower() in stand_in.DRAWN and root != place
@@ -284,7 +285,10 @@ class Hooks:
         return isinstance(path, str | Path) and Path(path).resolve().is_relative_to(self.drawing.files.resolve())
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
-        """Return the existing file of that name in another folder or case, else ``path``; ``reads``: to be read."""
+        """Return ``path`` or, if it is missing, a file of that name in other case or in another folder.
+
+        ``reads``: ``False`` if the app will write the file.
+        """
         if not is_missing(path):
             return path
         plain = Path(str(path).replace("\\", "/"))
