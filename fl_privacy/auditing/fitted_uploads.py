@@ -93,7 +93,10 @@ class FittedUploads:
             yield made
 
     def _trees_of_others(self, clients: int, seed: int, seconds: float) -> Answer:
-        """Attack as the last of clients that train in turn: models sent to it hold the other clients' new trees."""
+        """Attack as the last client: models sent to it hold the trees that other clients added since its own reply.
+
+        ``clients``: largest number of attacked clients. ``seconds``: time limit.
+        """
         site, pairs = list(self.exchanges.items())[-1]
         others = [client for client in self.exchanges if client != site]
         rounds = [trees.read_others(sent, after, own) for (sent, own), (after, _) in pairwise(pairs)]
@@ -243,7 +246,10 @@ def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.
 
 
 def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
-    """Reconstruct rows of each client from its other rows and its upload; the control uses the sent model instead."""
+    """Reconstruct a client's rows, each from its other rows and its upload of logistic regression.
+
+    The control attacks the model before the training instead.
+    """
     began, read, unseen, judged, residuals = time.perf_counter(), 0, 0, 0, []
     shown, chances = list[Shown](), list[float]()
     rng = np.random.default_rng(seed)
@@ -351,7 +357,10 @@ def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
 def _rows_between(
     rounds: Sequence[Moments | None], fits: Sequence[Fitted]
 ) -> list[tuple[np.ndarray | None, np.ndarray]]:
-    """List rows added or removed between rounds (``None`` if unknown), each with the table in ``fits`` that had it."""
+    """Compute the rows that a client's data gained or lost between rounds, from the ``Moments`` that it sent.
+
+    Return pairs: the row, or ``None`` if it can't be computed, and the fitted table that contains it.
+    """
     found: list[tuple[np.ndarray | None, np.ndarray]] = []
     for before, after, old, new in zip(rounds, rounds[1:], fits, fits[1:], strict=False):
         for one in rows_between(before, after) if before is not None and after is not None else ():

@@ -52,10 +52,10 @@ def score(
     seed: int,
     other: Reconstruction | None = None,
 ) -> Answer:
-    """Score the reconstructions ``found`` of ``problems`` and a control; the answer's scenario is left empty.
+    """Score the reconstructions ``found`` of ``problems``, and a control.
 
-    ``loaded``: inputs (N, ...) that serve as distractors. ``other``: reconstruction of another client's upload as the
-    control; if ``None``, the control compares each truth with the guess at the next problem with different examples.
+    ``loaded``: inputs (N, ...) that serve as distractors. ``other``: reconstruction of another client's upload, the
+    control; if ``None``, each true batch is compared with the guess for another problem whose examples differ.
     """
     found_labels = ((problem, _classes(problem)) for problem in problems)
     truths = [Batch(p.truth, torch.zeros(len(p.truth)).long() if own is None else own) for p, own in found_labels]
@@ -78,9 +78,9 @@ Counted = Callable[[Sequence[Reconstruction], Sequence[Batch]], tuple[Counts, Se
 def compared(
     kind: Kind, found: Sequence[Reconstruction], truths: Sequence[Batch], counted: Counted, other: Reconstruction | None
 ) -> Answer:
-    """Count reconstructions by outcome; as control, compare the same truths with reconstructions of other uploads.
+    """Count reconstructions that are exact, near or wrong; as control, compare true batches with other guesses.
 
-    ``counted``: see :data:`Counted`. ``other``: the control's reconstruction, if there is a single upload.
+    ``counted``: function that counts, see :data:`Counted`. ``other``: control's guess if there is a single upload.
     """
     counts, shown = counted(found, truths)
 
@@ -100,7 +100,10 @@ def compared(
 def _turned(
     found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
 ) -> tuple[list[Reconstruction], list[Batch]]:
-    """For a control, pair each truth with the guess at the next upload that ``reads`` says has other examples."""
+    """For a control, pair each true batch with the guess at another upload, whose examples differ.
+
+    ``reads(guess, truth)``: whether a guess has examples of a true batch.
+    """
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
         for other in (*range(place + 1, len(found)), *range(place)):
@@ -181,7 +184,10 @@ def without_once(rows: Tensor, own: Tensor) -> Tensor:
 
 
 def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
-    """Count rows of tables by outcome, and pair each original with its guess; ``others``: rows used as distractors."""
+    """Count reconstructed table rows that are exact, near or wrong, and pair each original with its guess.
+
+    ``others``: unrelated rows; a near guess is nearer to its original than to these.
+    """
     exact = identified = nothing = failures = 0
     neighbors = np.zeros(len(others))  # other rows that would be exact guesses at each
     if len(others) > 1:

@@ -74,7 +74,7 @@ Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedClient(WatchedReply):
-    """A client's first reply; ``ask`` and ``ask_later`` repeat it, or the ``latest`` reply, on chosen examples."""
+    """A client's first reply; ``ask`` repeats it on chosen examples, and ``ask_later`` the ``latest`` reply."""
 
     number: int
     ask: Ask
@@ -93,7 +93,7 @@ class AskedClient(WatchedReply):
 
 
 def scenario_of(name: str, *, uploads: str = "", examples: int = 1) -> Scenario:
-    """Return the scenario ``name`` for ``uploads`` (a phrase), each of so many ``examples``."""
+    """Return the attacked situation ``name``; ``uploads``: words on the uploads, each of ``examples`` examples."""
     leaves = name not in ("evaluation", "gradient")
     return Scenario(name=name, title=SCENARIOS[name], uploads=uploads, leaves=leaves, examples=examples)
 
@@ -131,7 +131,7 @@ class Scenarios:
     _text: bool = field(default=False, init=False, repr=False)
 
     def aggregate(self, traces: Sequence[ClassTrace]) -> Iterator[Answer]:
-        """Yield answers on what whole training uploads reveal, such as classes; call it after ``attack_all``.
+        """Yield results on what uploads after whole trainings reveal, such as classes; call it after ``attack_all``.
 
         ``traces``: change of the output bias and class counts of each client whose labels were observed.
         """
@@ -404,7 +404,10 @@ class Scenarios:
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
-    """Return a client's reply to training on example ``number``, or copies, or a few examples; else the first error."""
+    """Ask a client to train on example ``number``; if that fails, on copies of it, then on a few examples.
+
+    Return the first reply, or the first error if all fail. ``evaluation``: ``True`` for examples of the evaluation.
+    """
     single = OnlyExamples(first=number, evaluation=evaluation)
     first = again = ask(single)
     fewest = (replace(single, first=few * number, number=few) for few in FEW)
@@ -430,7 +433,10 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
 
 
 def entered_apart(observation: Observation) -> Tensor:
-    """Return the inputs (N, ...) that first-layer neurons active for one example reveal, except those known anyway."""
+    """Return inputs (N, ...) that the gradient reveals exactly: a first-layer neuron is active for one example only.
+
+    Inputs that the attacker is given anyway are left out.
+    """
     model = observation.model
     assert isinstance(model, ReplayModel)
     known = [value for n in model.fixed_inputs if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]

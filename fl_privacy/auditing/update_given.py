@@ -254,11 +254,11 @@ def place_of(data: Path, update: str) -> Path:
 def read_examples(
     place: Path, *, kind: Modality, width: int, shape: tuple[int, ...] | None, seed: int | None = None
 ) -> SiteExamples:
-    """Read a site's examples: images in a file or (class) folders, a table ``.csv``, or a file with ``inputs``.
+    """Read a site's examples from an image, a folder of images, a table ``.csv``, or a file with the array ``inputs``.
 
-    A table's last column is the class if it has one column more than ``width``, the number that the network takes. Of
-    more than 20,000 examples, a sample of that size is drawn with ``seed``. ``UserError`` if there are no examples,
-    they do not fit the network, or they are too many and ``seed`` is ``None``.
+    Subfolders of images are classes. A table's last column is the class if it has one column more than ``width``, the
+    number that the network takes. Of more than 20,000 examples, a sample of that size is drawn with ``seed``.
+    ``UserError`` if there are no examples, they do not fit the network, or they are too many and ``seed`` is ``None``.
     """
     if place.is_dir() or place.suffix.lower() in IMAGE_SUFFIXES:
         found = _images(place, kind, width, shape, seed)

@@ -29,7 +29,7 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, eq=False)
 class SentModel:
-    """The model sent, from the file BEFORE or, if that lacks a value, the network; ``held``: names in the file."""
+    """Model before training, from the file BEFORE; missing values are the network's. ``held``: names in the file."""
 
     state: ModelState
     held: frozenset[str]
@@ -38,10 +38,10 @@ class SentModel:
 
 @dataclass(frozen=True, eq=False)
 class SavedUpdate:
-    """One client's update, loaded from files: values sent (``sent``) and uploaded, by the names in the model.
+    """One client's update, loaded from files: model before training (``sent``), and uploaded parameters and buffers.
 
     ``is_change``: ``True`` if ``upload`` is the change, ``False`` if it is the new values. ``steps``: number of local
-    steps, if the file states it. ``said``: notes for the page.
+    steps, if the file states it. ``said``: sentences for the page.
     """
 
     name: str
@@ -101,7 +101,7 @@ def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
 
 
 def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArrays) -> SavedUpdate:
-    """Build the update ``name`` of two files, by ``network``'s parameter names; ``UserError`` if unfit or no change."""
+    """Build the update ``name`` from a file before and after training; ``UserError`` if unfit, or both agree."""
     moved, said = named_as_in(network, after.arrays, "AFTER")
     sent = before.state
     upload = {n: moved[n] for n in sent.parameters if n in moved}
@@ -125,7 +125,8 @@ def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArra
 class Inferred:
     """Facts about the training that an update reveals.
 
-    ``backwards``: ``True`` if the two files seem swapped: otherwise the batch would hold all classes but one.
+    ``backwards``: ``True`` if the files before and after the training seem swapped: all classes but one would be in the
+    batch.
     """
 
     num_classes: int
@@ -175,9 +176,10 @@ def observation_of(
     lr: float | None,
     number: int,
 ) -> Observation:
-    """Build the observation of an update, assuming that it took ``steps`` steps on ``examples`` examples.
+    """Build what an attacker observes of ``update``, assuming ``steps`` local steps on ``examples`` examples.
 
-    ``lr``: learning rate; ``None`` takes that of ``found``. ``number``: the update's position. ``shape``: an example's.
+    ``shape``: shape of an example. ``lr``: learning rate; ``None`` takes that in ``found``, facts inferred from the
+    update. ``number``: index of the update.
     """
     rate = found.rate / steps if lr is None and found.rate is not None else lr
     plan = LocalPlan(

@@ -26,7 +26,7 @@ LEAST_EXAMPLES, MOST_CLASSES, MOST_NODES, MOST_KEPT, MOST_VALUES, SHUFFLES = 20,
 
 
 class SplitTraining:
-    """Vectors of examples exchanged with clients that have no loss (split learning), and the labels on the server."""
+    """Record of split learning: examples' vectors exchanged with clients that have no loss, and the server's labels."""
 
     def __init__(self) -> None:
         self._labels: np.ndarray = np.empty(0)

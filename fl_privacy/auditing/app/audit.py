@@ -350,7 +350,7 @@ class AppAudit(AuditSession):
             self.grid = None  # and with it the app's code
 
     def note(self, there: Around, rounds: int) -> None:
-        """Note on the page what the defense changes, how the environment ``there`` is special, if ``rounds`` are too many."""
+        """Add notes to the page on the defense, the changed environment ``there``, and ``rounds`` above the limit."""
         limit, name = self.asked.rounds, "" if self.defense is None else self.defense.name
         beyond = f"The app trained for {rounds} rounds, which its own loop counts; --rounds {limit} does not reach it."
         acts = (

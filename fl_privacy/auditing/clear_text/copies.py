@@ -159,10 +159,10 @@ def _figures(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool = True) -> int:
-    """Count the rows that equal some row of ``known``; 0 if chance may explain these.
+    """Count the ``rows`` that equal some row of the client's data ``known``; 0 if chance may explain these.
 
     ``ordered=False`` ignores the order of values in a row. ``natural``: ``True`` if the array was not reshaped to rows;
-    many rows are then evidence even if each has few digits.
+    many matches then count even if each value has few digits.
     """
     codes = np.unique(_codes(known, ordered=ordered))
     hits = rows[np.isin(_codes(rows, ordered=ordered), codes)]
@@ -205,7 +205,7 @@ def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
     """Return the bits of evidence that a match of ``row`` is no coincidence.
 
-    Values count and, if ``ordered``, their order; evenly spaced values have 0 unless ``ramps``.
+    Digits of values are evidence and, if ``ordered``, their order. Evenly spaced values give 0 bits unless ``ramps``.
     """
     values = np.asarray(row, dtype=np.float64)
     numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)

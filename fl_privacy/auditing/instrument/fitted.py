@@ -54,9 +54,10 @@ class Fitted:
 
 
 def leaks_of_nodes(fit: Fitted, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> list[Leak]:
-    """List the leaks in a reply that holds nodes of scikit-learn's trees, pickled or as an array for each field.
+    """List the leaks in a reply that holds nodes of scikit-learn trees that ``fit`` trained.
 
-    ``arrays``: the reply's arrays, by record/name; ``values``: its other entries.
+    The reply may hold pickled trees, or an array for each attribute of nodes. ``arrays``: its arrays, by record/name;
+    ``values``: its other entries.
     """
     pickled = {key: array.tobytes() for key, array in arrays.items() if array.dtype == np.uint8 and array.ndim == 1}
     pickled |= {key: value for key, value in values.items() if isinstance(value, bytes)}
@@ -181,7 +182,10 @@ class FromSklearn(nn.Module):
 
 
 class InLayers(nn.Module):
-    """A network of scikit-learn in PyTorch's layers, with copies of its weights; attributes as in ``FromKeras``."""
+    """A scikit-learn network in PyTorch's layers, with copies of its weights.
+
+    ``named``: parameter's name in ``FromSklearn`` -> name here. ``layouts``: name here -> order of the original's axes.
+    """
 
     def __init__(self, network: FromSklearn) -> None:
         super().__init__()

@@ -300,7 +300,7 @@ class _Reshaped(nn.Module):
 
 
 def _turned() -> nn.Module:
-    """Return a layer that exchanges steps and channels of windows (B, T, F), which come last in Keras."""
+    """Return a layer that swaps the last two axes, steps and channels, of windows (B, T, F)."""
     return _Applied(lambda windows: windows.mT)
 
 

@@ -68,7 +68,10 @@ class Watched:
         return {name: value.detach() for name, value in self._named()}
 
     def keep_values(self) -> None:
-        """Copy parameters and buffers not yet in ``before``; all again if one changed before the first step."""
+        """Copy new parameters and buffers to ``before`` (name -> value before the training).
+
+        If one changed before the first step, such as by loading weights, copy all again.
+        """
         named, kept = dict(self._named()), self.before
         known = [
             (kept[name], value) for name, value in named.items() if isinstance(value, nn.Parameter) and name in kept
@@ -112,9 +115,10 @@ class _Mode(TorchFunctionMode):
 
 
 class TrainingWatch:
-    """Records what happens in a training inside a ``with`` block of ``looking``.
+    """Records what happens in a training within ``with watch.looking() as seen``.
 
-    ``program``: ``True`` also records the computation of the first loss. ``only``: limit of the training's examples.
+    ``program``: ``True`` also records the computation of the first loss. ``only``: examples to which the training is
+    limited.
     """
 
     def __init__(self, *, program: bool = False, only: OnlyExamples | None = None) -> None:
@@ -484,7 +488,7 @@ def replaced(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None
 
 @contextmanager
 def state_kept(clients: Sequence[object]) -> Iterator[None]:
-    """Restore the networks and optimizers that ``clients`` hold when the block ends."""
+    """At the end of the block, restore the state that the networks and optimizers of ``clients`` had at its start."""
     holders = chain(clients, *(getattr(client, "__dict__", {}).values() for client in clients))
     inner = chain.from_iterable(getattr(h, "__dict__", {}).values() for h in holders if not isinstance(h, type))
     parts = (each for each in inner if isinstance(each, nn.Module | torch.optim.Optimizer))

@@ -45,14 +45,14 @@ _open = set["Apart"]()
 
 
 class Apart:
-    """Process that gives up its rights and then runs third-party code.
+    """Process that gives up its access to files and network, and then runs third-party code.
 
-    The process has no terminal and no file descriptor of its parent, which must ``close`` it. Deadlines are those of
-    ``time.monotonic``. ``OSError`` if no process, thread, folder or pipe is available.
+    The process has no terminal and no file descriptor of its parent; the parent must call ``close``. Deadlines are
+    those of ``time.monotonic``. ``OSError`` if no process, thread, folder or pipe is available.
 
     Args:
         module: module to run, which reports its ``Isolation`` in reply to the first message.
-        wishes: resources that the process may use; a new folder is set as its ``temporary``.
+        wishes: resources that the process may use; ``wishes.temporary`` is replaced by a new folder.
         variables: environment variables in addition to those in ``GIVEN``, which the parent passes on.
     """
 

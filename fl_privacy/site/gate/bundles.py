@@ -59,7 +59,7 @@ class Runs:
     Attributes:
         allow: allowed bundles, each by its ``fab`` (SHA-256), ``key`` (a name in ``keys``), or ``app`` and ``version``.
         keys: Ed25519 public keys by name.
-        approve: kind of runs that wait for ``fl-privacy policy approve``, see ``APPROVE``.
+        approve: runs that need ``fl-privacy policy approve``: ``never`` (none), ``others`` (not allowed), ``each run``.
         install: ``from-index`` installs missing packages from the site's index, ``never`` does not.
         versions: ``any`` accepts packages of other versions than required, ``stated`` does not.
     """
@@ -203,7 +203,10 @@ _PYTHON = "Python "
 def _unmet(
     wanted: Requirement, seen: set[tuple[str, str]], *, any_version: bool, extra: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield (requirement, reason) if ``wanted``, or what its extras require, is not installed or another version."""
+    """Yield (requirement, reason) for ``wanted`` and its extras' requirements that are missing or of a wrong version.
+
+    ``seen``: pairs (package, extra) that were checked before.
+    """
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
         return
     text = str(wanted).partition(";")[0].strip()  # the marker holds, and pip knows no extra

@@ -49,7 +49,7 @@ def loaded(content: bytes, name: str) -> object:
 
 
 def mapping(where: str, given: object) -> Mapping[str, Any]:
-    """Return ``given``, or an empty mapping for ``None``; ``UserError`` on ``where`` if it is no mapping of names."""
+    """Return ``given`` if it is a mapping with text keys, empty for ``None``, else raise ``UserError`` on ``where``."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
