@@ -93,10 +93,7 @@ class FittedUploads:
             yield made
 
     def _trees_of_others(self, clients: int, seed: int, seconds: float) -> Answer:
-        """Attack as the last client: models sent to it hold the trees that other clients added since its own reply.
-
-        ``clients``: largest number of attacked clients. ``seconds``: time limit.
-        """
+        """Attack as the last client, which gets models with other clients' new trees; ``seconds``: time limit."""
         site, pairs = list(self.exchanges.items())[-1]
         others = [client for client in self.exchanges if client != site]
         rounds = [trees.read_others(sent, after, own) for (sent, own), (after, _) in pairwise(pairs)]
@@ -246,10 +243,7 @@ def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.
 
 
 def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
-    """Reconstruct a client's rows, each from its other rows and its upload of logistic regression.
-
-    The control attacks the model before the training instead.
-    """
+    """Reconstruct each of a client's rows from its other rows and its upload of a logistic regression."""
     began, read, unseen, judged, residuals = time.perf_counter(), 0, 0, 0, []
     shown, chances = list[Shown](), list[float]()
     rng = np.random.default_rng(seed)

@@ -133,10 +133,7 @@ def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknow
 def _alike(
     pools: Sequence[list[list[Tensor]]], classes: Sequence[list[int] | None], place: int
 ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Match examples of client ``place`` to examples of the same classes from other clients; return both lists.
-
-    ``pools``: each client's examples. ``classes``: their classes.
-    """
+    """Return examples of client ``place``, and as many examples of the same classes from the other clients."""
     following = [(place + k) % len(pools) for k in range(1, len(pools))]
     known = [[0] * len(pool) for pool in pools] if None in classes else [one or [] for one in classes]
     theirs: dict[int, list[list[Tensor]]] = {}

@@ -117,10 +117,7 @@ class StepProblem:
     notes: tuple[str, ...] = ()
 
     def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
-        """Build what an attacker observes of upload ``number``: ``tensors``, after local training by ``plan``.
-
-        ``tensors``: values by the parameters' names in the observed training.
-        """
+        """Build the observation of upload ``number``, the ``tensors`` by observed name; ``plan``: training settings."""
         found = ((self.names[name], value) for name, value in tensors.items() if name in self.names)
         own = {name: laid_out(self.model, name, value) for name, value in found}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
@@ -220,10 +217,6 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
 
 
 def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return notes on inputs that the attacker knows; of a graph, set ``model.kinds``, the widths of one-hot features.
-
-    ``rows``: loaded inputs.
-    """
     if model.output is None and connections_of(model) >= 0:
         model.kinds = kinds_in(torch.cat([each for each in rows if each.shape[1:] == model.shapes[0]]))
         return ("The attacker is given each graph's connections, labels and other inputs, but not what its nodes are.",)
@@ -232,10 +225,7 @@ def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
-    """Scale the loss of ``problem`` for an app that adds up gradients of several losses before a step.
-
-    ``NotAttackedError`` if no factor explains the observed gradient.
-    """
+    """Scale the loss for an app that adds up several losses' gradients; ``NotAttackedError`` if no factor fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     # values that modules take and the attack does not search for would be given
@@ -306,10 +296,7 @@ def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], 
 
 
 def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
-    """Infer the client's training settings from the observed optimizer; ``NotAttackedError`` if no attack handles them.
-
-    ``seen``: observed training. ``found``: meaning of the uploaded arrays. ``batch``: batch size.
-    """
+    """Infer the client's training settings from observed steps; ``NotAttackedError`` if no attack handles them."""
     if not seen.optimizers:
         raise NotAttackedError(
             "a step of a PyTorch optimizer is expected, but none is made on so few examples, as where the gradients of"
@@ -334,10 +321,7 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
 
 
 def optimizer_in_plan(shares: str, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of ``LocalPlan``, the training settings, for PyTorch's optimizer class ``kind`` with ``settings``.
-
-    ``shares``: what the client uploads, such as ``gradient``.
-    """
+    """Return the fields of ``LocalPlan`` (training settings) for PyTorch's optimizer class ``kind``."""
     given = {name: float(settings.get(name) or 0.0) for name in ("momentum", "weight_decay")}
     return {"shares": shares, "lr": float(settings["lr"]), "optimizer": OPTIMIZERS[kind], **given}
 
@@ -365,10 +349,7 @@ def _leaves(program: Program, call: Call) -> list[int]:
 def _ranges(
     kind: Kind, truths: Sequence[Tensor], range_of: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
-    """Return each input's minimum and width of range, and notes for the report.
-
-    ``truths``, ``range_of``: the true examples, and further loaded ones, from which ranges are taken.
-    """
+    """Return minimum and width of each input over ``truths`` and other examples (``range_of``), and notes."""
     if kind == "image":
         every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()
         found = find_normalization([(image, 0) for image in every[:256]])
@@ -452,10 +433,7 @@ def _as_compared(program: Program, call: Call, asked: set[int], target: int) -> 
 
 
 def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tensor]:
-    """Return parameters that the loss uses directly, not in modules; ``ValueError`` for a penalty, such as FedProx's.
-
-    ``after``: index of the last call of a module. ``seen``: observed training.
-    """
+    """Return parameters that the loss uses after the module call ``after``; ``ValueError`` if it penalizes them."""
     later = program.calls[after + 1 :]
     outputs = {n: _made(program, n) for call in program.calls[: after + 1] for n in call.outputs if call.part >= 0}
     named = [leaf.name for call in later for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Own)]

@@ -100,10 +100,7 @@ def compared(
 def _turned(
     found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
 ) -> tuple[list[Reconstruction], list[Batch]]:
-    """For a control, pair each true batch with the guess at another upload, whose examples differ.
-
-    ``reads(guess, truth)``: whether a guess has examples of a true batch.
-    """
+    """For a control, pair each true batch with the guess for another, unless ``reads(guess, truth)`` finds it equal."""
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
         for other in (*range(place + 1, len(found)), *range(place)):
@@ -184,10 +181,7 @@ def without_once(rows: Tensor, own: Tensor) -> Tensor:
 
 
 def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
-    """Count reconstructed table rows that are exact, near or wrong, and pair each original with its guess.
-
-    ``others``: unrelated rows; a near guess is nearer to its original than to these.
-    """
+    """Count rows of tables by outcome, and pair each original with its guess; ``others``: unrelated rows to compare."""
     exact = identified = nothing = failures = 0
     neighbors = np.zeros(len(others))  # other rows that would be exact guesses at each
     if len(others) > 1:

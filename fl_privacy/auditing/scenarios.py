@@ -433,10 +433,7 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
 
 
 def entered_apart(observation: Observation) -> Tensor:
-    """Return inputs (N, ...) that the gradient reveals exactly: a first-layer neuron is active for one example only.
-
-    Inputs that the attacker is given anyway are left out.
-    """
+    """Return inputs (N, ...) that first-layer neurons active for one example reveal exactly, except given ones."""
     model = observation.model
     assert isinstance(model, ReplayModel)
     known = [value for n in model.fixed_inputs if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]

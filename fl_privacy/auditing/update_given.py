@@ -96,10 +96,7 @@ def _with_layers(program: nn.Module) -> nn.Module:
 
 
 def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
-    """Return the first layer's modality, its input size (channels, features or tokens), and the layer's name.
-
-    ``UserError`` if there is none, or it takes other inputs.
-    """
+    """Return the first layer's modality, input size (channels, features or tokens) and name; else ``UserError``."""
     for path, module in unwrapped(network).named_modules():
         if isinstance(module, nn.Embedding):
             return TEXTS, module.num_embeddings, path
@@ -192,7 +189,6 @@ def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> 
 
 
 def _written_names(network: nn.Module) -> dict[str, str]:
-    """Map names that transformers' ``save_pretrained`` writes to the model's; empty if equal."""
     loading = sys.modules.get("transformers.core_model_loading")
     written = getattr(loading, "revert_weight_conversion", None)  # earlier versions write the model's names
     if written is None:

@@ -182,7 +182,6 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
 
 
 def _of_network(first: "AppAudit", app: NetworkAlone) -> "AppAudit":
-    """Audit only a project's network; ``first``: audit of the whole app before. ``UserError`` if no network trains."""
     _forget(app.folder)
     first.tell("Looking for a network to audit alone")
     session = AppAudit(app, replace(first.asked, nodes=NODES), first.folder, first.tell, first.show)
@@ -267,11 +266,7 @@ class AppAudit(AuditSession):
         self.built: BuiltNetworks | None = None
 
     def refined(self, app: App, why: str) -> tuple[Mapping[str, int], Scripts | None]:
-        """Choose the data to make up in the next run of ``app``, after the error ``why`` ended the last one.
-
-        Return sizes of the data (name -> number), and the app's script that makes data, to run first; ``None`` for no
-        script.
-        """
+        """Return sizes of data to make up in the next run, after the error ``why``, and the app's script that makes data."""
         (shape, script), drawing = self.data_made, self.drawing
         if drawing is None:
             return shape, script

@@ -210,10 +210,7 @@ class App:
         return loaded(reference, self.folder)
 
     def _loaded_apart(self, reference: str) -> Any:
-        """Import the app ``module:attribute`` (``reference``) with its own copies of the folder's modules.
-
-        The copies are in ``sys.modules`` only while the app runs.
-        """
+        """Import the app ``reference`` with its own copies of the folder's modules, used only while the app runs."""
         others = {name: sys.modules.pop(name) for name in modules_in(self.folder)}
         self._lend_renamed()
         try:

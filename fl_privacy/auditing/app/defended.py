@@ -53,10 +53,7 @@ def defense_called(given: Sequence[str]) -> Defense:
 
 @dataclass(eq=False)
 class ReplyDefense:
-    """Applies the upload hooks of ``defense`` to the trained parameters in a reply; other arrays are not changed.
-
-    Random draws are derived from ``seed``, the client, and the number of the client's reply.
-    """
+    """Applies the upload hooks of ``defense`` to the trained parameters in a reply; other arrays are not changed."""
 
     defense: Defense
     seed: int

@@ -47,10 +47,7 @@ _LONGEST_FIT = 20.0
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield (module, function name, replacement) for functions that load networks or tokenizers of Hugging Face's hub.
-
-    If loading fails, the replacements make small random ones instead.
-    """
+    """Yield (module, function name, replacement); replacements make small random networks if the hub's are missing."""
     auto = "transformers.models.auto"
     for place, owner, made in (
         ("transformers.modeling_utils", "PreTrainedModel", _network),

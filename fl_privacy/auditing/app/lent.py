@@ -360,8 +360,6 @@ def nothing_served(asked: list[str]) -> Iterator[None]:
 
 
 def _by_generator(name: str, *places: str) -> Callable[..., Any]:
-    """Return a method like Keras 2's ``<name>_generator``; ``places``: its positional arguments after the generator."""
-
     def answer(model: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(places, args, strict=False)), **kwargs}
         of_workers = {"max_queue_size", "workers", "use_multiprocessing"}

@@ -368,7 +368,6 @@ class DefinedNetworks:
         return isinstance(node, _PLAIN) and not starts
 
     def _bound(self, node: ast.Import | ast.ImportFrom, path: Path) -> bool:
-        """Define the names that ``node`` imports from the project's files; return whether it imports from these."""
         names, level = vars(self.module(path)), getattr(node, "level", 0)
         if isinstance(node, ast.Import):
             places = [(alias, self._own(alias.name, 0, path)) for alias in node.names]

@@ -66,10 +66,7 @@ class CodeSizes:
 
     @classmethod
     def of(cls, files: Iterable[SourceFile], drawing: stand_in.Drawing, config: Mapping[str, object]) -> "CodeSizes":
-        """Collect sizes and losses from the code in ``files`` and from the run ``config``.
-
-        ``drawing``: maker of random data, which knows the shape of an example in the code.
-        """
+        """Collect sizes and losses from the code in ``files``, made-up data (``drawing``) and the run ``config``."""
         sides, losses = list[Any](), Counter[str]()
         pairs: list[tuple[str, Any]] = [(key.replace("-", "_"), value) for key, value in config.items()]
         texts = list[str]()

@@ -170,10 +170,7 @@ def is_missing(path: object) -> bool:
 
 
 def _recorded(drawing: Drawing, package: str, path: str | Path) -> Any:
-    """Make up what the missing file ``path`` holds: a recording of 32 channels (``mne``), or a scan of 32 slices.
-
-    ``package``: library that loads it. Values of a scan are 0 and 1 if the name of ``path`` suggests labels.
-    """
+    """Make up the missing recording or scan at ``path``, in the form in which the library ``package`` loads it."""
     library, rate, rng = importlib.import_module(package), drawing.fitted.get("rate", RATE), drawing.rng(str(path))
     scan = "a drawn scan of 32 slices, 64 x 64 each"
     drawing.note(str(path), f"a drawn recording, {rate} values a second" if package == "mne" else scan)
@@ -383,10 +380,7 @@ _SUFFIX, _NEAR = re.compile(r"\.(csv|tsv|xlsx?|parquet|feather|np[yz]|png|jpe?g|
 
 
 def ends_without() -> bool | None:
-    """Return whether the app ends if the file that it is looking for is missing; ``None`` if it does not say.
-
-    The ``if``, ``assert`` or ``try`` around the app's current line decides.
-    """
+    """Return whether the app ends if the file that it is looking for is missing; ``None`` if it does not say."""
     frame = caller(r"\bpathlib\b")
     if frame is None or is_installed(frame):
         return None

@@ -344,10 +344,7 @@ def _unnumbered(path: Path, folder: Path) -> str:
 def _guessed(
     trees: Sequence[ast.Module], stated: Callable[[Sequence[str]], list[str]], *, of_client: bool
 ) -> Iterator[str]:
-    """Yield command-line words for options that have no usable default; ``stated(flags)`` lists known values.
-
-    ``trees``: code of the scripts. ``of_client``: ``True`` if they start clients.
-    """
+    """Yield words for options of scripts (``trees``) without usable defaults; ``stated(flags)`` lists known values."""
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
@@ -433,7 +430,6 @@ _ADDS = re.compile(r"\badd_argument$|^click\.(option|argument)$")
 
 
 def _of_fire(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield an ``add_argument`` call for each required argument of the functions that Python Fire runs."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node) == "Fire")
     run = {dotted(node.args[0]) for node in calls if node.args}
     for node in ast.walk(tree):

@@ -308,10 +308,6 @@ class Drawing:
             self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *strings]))
 
     def _look_for_columns(self, node: ast.AST) -> None:
-        """Note columns that the code at ``node`` treats as texts or categories.
-
-        Also note how many columns a slice such as ``x = rows[:, 3:-2]`` leaves out besides the label (here 4).
-        """
         if isinstance(node, ast.Assign) and any(_INPUTS.match(dotted(target)) for target in node.targets):
             cut = re.search(r"\[:, (\d*):(?:-(\d+))?\]", ast.unparse(node.value))
             self._around = max(self._around, int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0)

@@ -155,7 +155,6 @@ def server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
 
 
 def _evaluated(evaluate: Callable[..., Any], failed: list[str], *args: Any, **kwargs: Any) -> Any:
-    """Call ``evaluate``, a strategy's method; if it fails, return ``None`` and add the reason to ``failed``."""
     found = attempt(lambda: evaluate(*args, **kwargs))
     if isinstance(found, Failure):
         failed.append(f"The server's own evaluation failed, and was left out: {found.reason}")
@@ -432,10 +431,7 @@ class ScriptRunner:
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
-    """Answer a script's ``prompt`` from standard input or, if that is closed, by a likely answer.
-
-    ``asked`` counts how often each prompt was asked; each time, the next answer is tried.
-    """
+    """Answer a script's ``prompt`` from standard input or, if closed, by the next likely answer (``asked`` so far)."""
     with suppress(EOFError, RuntimeError, OSError):
         return original(prompt)
     text = str(prompt)

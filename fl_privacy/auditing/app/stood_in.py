@@ -285,10 +285,7 @@ class Hooks:
         return isinstance(path, str | Path) and Path(path).resolve().is_relative_to(self.drawing.files.resolve())
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
-        """Return ``path`` or, if it is missing, a file of that name in other case or in another folder.
-
-        ``reads``: ``False`` if the app will write the file.
-        """
+        """Return ``path`` or, if it is missing and to be read, a file of that name in another folder or case."""
         if not is_missing(path):
             return path
         plain = Path(str(path).replace("\\", "/"))

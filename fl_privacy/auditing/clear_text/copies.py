@@ -249,10 +249,7 @@ def _written(lines: Sequence[np.ndarray], kind: str) -> Iterator[bytes]:
 
 
 def numbers_in(text: str) -> np.ndarray:
-    """Return the numbers (N,) in a text that consists of numbers, or in a JSON list or object.
-
-    The result is empty for other or too long texts, and for fewer than two numbers.
-    """
+    """Return the numbers (N,) in a text that consists of numbers, or in a JSON list or object; empty for others."""
     if len(text) > MOST_LETTERS or not any(letter.isdigit() for letter in text[:1000]):
         return np.zeros(0)
     try:

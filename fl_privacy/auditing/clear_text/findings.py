@@ -235,10 +235,7 @@ def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
 
 
 def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | None:
-    """Return (statistic, column, number of examples) of the loaded data that equals ``value``, or ``None``.
-
-    ``key``: the value's name in the reply.
-    """
+    """Return (statistic, column, number of examples) of loaded data that equals the value at ``key``, or ``None``."""
     usual = type(value) in (int, float) and LEAST_STATISTIC <= abs(value) < LARGEST_STATISTIC
     if not usual or _EXAMPLE_COUNTS.search(key):
         return None

@@ -182,10 +182,7 @@ class FromSklearn(nn.Module):
 
 
 class InLayers(nn.Module):
-    """A scikit-learn network in PyTorch's layers, with copies of its weights.
-
-    ``named``: parameter's name in ``FromSklearn`` -> name here. ``layouts``: name here -> order of the original's axes.
-    """
+    """A scikit-learn network in PyTorch's layers, with copied weights; ``named``, ``layouts``: see ``FromKeras``."""
 
     def __init__(self, network: FromSklearn) -> None:
         super().__init__()
@@ -219,7 +216,6 @@ def sklearn_lent(code: str) -> Iterator[bool]:
 
 
 def _begun(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> None:
-    """Initialize an estimator by ``original``; mark it if the app calls ``partial_fit`` only to create its weights."""
     original(estimator, *args, **kwargs)
     codes = (frame.f_code for frame, _ in traceback.walk_stack(None))
     estimator._is_made = any(_MAKES.search(c.co_name) and not _NOT_ITS_OWN.search(c.co_filename) for c in codes)

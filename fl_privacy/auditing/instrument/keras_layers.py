@@ -94,10 +94,7 @@ class FromKeras(nn.Module):
         self._add(network, 0)
 
     def _add(self, network: Any, entry: int) -> int:
-        """Add the layers of ``network``; return the number of its output.
-
-        ``entry``: number of its input. 0 is the outermost network's input, n + 1 the output of layer n.
-        """
+        """Add the layers of ``network``, whose input is output number ``entry``; return the number of its output."""
         sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
         layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]
         if _has_own_code(network):

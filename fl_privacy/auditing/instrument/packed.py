@@ -147,7 +147,6 @@ def _inflated(content: bytes) -> bytes | None:
 
 
 def _plain(content: bytes) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (dtype, numbers) for each float dtype in which the bytes have a mean magnitude plausible for weights."""
     for kind in ("<f4", "<f8", "<f2"):
         if len(content) % int(kind[-1]) == 0:
             numbers = np.frombuffer(content, kind)

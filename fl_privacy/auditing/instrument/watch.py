@@ -68,10 +68,7 @@ class Watched:
         return {name: value.detach() for name, value in self._named()}
 
     def keep_values(self) -> None:
-        """Copy new parameters and buffers to ``before`` (name -> value before the training).
-
-        If one changed before the first step, such as by loading weights, copy all again.
-        """
+        """Copy new parameters and buffers to ``before``; copy all again if one changed before the first step."""
         named, kept = dict(self._named()), self.before
         known = [
             (kept[name], value) for name, value in named.items() if isinstance(value, nn.Parameter) and name in kept

@@ -203,10 +203,7 @@ _PYTHON = "Python "
 def _unmet(
     wanted: Requirement, seen: set[tuple[str, str]], *, any_version: bool, extra: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield (requirement, reason) for ``wanted`` and its extras' requirements that are missing or of a wrong version.
-
-    ``seen``: pairs (package, extra) that were checked before.
-    """
+    """Yield (requirement, reason) for ``wanted`` and its extras' requirements if unmet; ``seen``: checked extras."""
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
         return
     text = str(wanted).partition(";")[0].strip()  # the marker holds, and pip knows no extra
