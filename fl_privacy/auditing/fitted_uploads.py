@@ -93,7 +93,10 @@ class FittedUploads:
             yield made
 
     def _trees_of_others(self, clients: int, seed: int, seconds: float) -> Answer:
-        """Attack as the last client, which gets models with other clients' new trees; ``seconds``: time limit."""
+        """Attack as the last client, which infers other clients' trees from the models that the server sends it.
+
+        ``clients``: largest number of clients to attack. ``seconds``: time limit.
+        """
         site, pairs = list(self.exchanges.items())[-1]
         others = [client for client in self.exchanges if client != site]
         rounds = [trees.read_others(sent, after, own) for (sent, own), (after, _) in pairwise(pairs)]
@@ -243,7 +246,7 @@ def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.
 
 
 def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
-    """Reconstruct each of a client's rows from its other rows and its upload of a logistic regression."""
+    """Reconstruct single rows of clients that fit logistic regressions, from their other rows and the upload."""
     began, read, unseen, judged, residuals = time.perf_counter(), 0, 0, 0, []
     shown, chances = list[Shown](), list[float]()
     rng = np.random.default_rng(seed)
@@ -351,7 +354,7 @@ def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
 def _rows_between(
     rounds: Sequence[Moments | None], fits: Sequence[Fitted]
 ) -> list[tuple[np.ndarray | None, np.ndarray]]:
-    """Compute the rows that a client's data gained or lost between rounds, from the ``Moments`` that it sent.
+    """Compute the rows that a client's data gained or lost between rounds, from the means and variances that it sent.
 
     Return pairs: the row, or ``None`` if it can't be computed, and the fitted table that contains it.
     """

@@ -82,7 +82,7 @@ class GraphTrial:
                 (self.near if near else self.deep).append((layer, basis))
 
     def inputs(self, layer: nn.Module, nodes: Tensor) -> Tensor | None:
-        """Return ``layer``'s inputs (M, N, D) for M guessed graphs ``nodes`` (M, N, F); ``None`` if not one a node."""
+        """Return ``layer``'s inputs (M, N, D) at the ``nodes`` (M, N, F) of M guesses; ``None`` if not one for each."""
         number = len(nodes)
         given, edges = {self.variable: nodes.flatten(0, 1)}, self.constants[self.links]
         for key, value in self.constants.items():
@@ -175,7 +175,7 @@ class UnknownEdges:
         self.kinds = torch.stack(kinds)
 
     def _last(self, layer: nn.Module, nodes: Tensor, edges: Tensor, number: int = 1) -> tuple[Tensor, bool] | None:
-        """Run a graph; return ``layer``'s inputs for the last ``number`` nodes, and whether it follows pooling.
+        """Return ``layer``'s inputs at the last ``number`` nodes of a graph, and whether the layer follows pooling.
 
         The graph has features ``nodes`` (N, F) and ``edges`` (2, E). ``None`` if the layer does not get one row for
         each node or graph.
@@ -331,8 +331,8 @@ def rounding_of(observation: Observation) -> float:
 def score_graphs(problems: Sequence[StepProblem], found: Sequence[Graph | Failure]) -> Answer:
     """Count the nodes whose features and neighbors are all reconstructed; ``found``: each upload's guess, or failure.
 
-    The control takes true graphs of other uploads as guesses; ``counts.chance`` is the probability of as many hits at
-    its rate. Graphs above ``MOST_NODES`` nodes count as missed.
+    The control scores true graphs of other uploads as guesses; ``counts.chance``: probability that such guesses hit as
+    many nodes. Graphs above ``MOST_NODES`` nodes count as missed.
     """
     truths, right, usual = [graph_in(problem.model) for problem in problems], np.zeros(3, int), np.zeros(3)
     small = [k for k, truth in enumerate(truths) if len(truth[0]) <= MOST_NODES]

@@ -117,7 +117,7 @@ class StepProblem:
     notes: tuple[str, ...] = ()
 
     def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
-        """Build the observation of upload ``number``, the ``tensors`` by observed name; ``plan``: training settings."""
+        """Build what an attacker observes if upload ``number`` holds ``tensors`` (by observed name) after ``plan``."""
         found = ((self.names[name], value) for name, value in tensors.items() if name in self.names)
         own = {name: laid_out(self.model, name, value) for name, value in found}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
@@ -349,7 +349,7 @@ def _leaves(program: Program, call: Call) -> list[int]:
 def _ranges(
     kind: Kind, truths: Sequence[Tensor], range_of: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
-    """Return minimum and width of each input over ``truths`` and other examples (``range_of``), and notes."""
+    """Return minimum and width of each input's range, from examples ``truths`` and ``range_of``, and notes."""
     if kind == "image":
         every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()
         found = find_normalization([(image, 0) for image in every[:256]])

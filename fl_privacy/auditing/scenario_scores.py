@@ -78,7 +78,7 @@ Counted = Callable[[Sequence[Reconstruction], Sequence[Batch]], tuple[Counts, Se
 def compared(
     kind: Kind, found: Sequence[Reconstruction], truths: Sequence[Batch], counted: Counted, other: Reconstruction | None
 ) -> Answer:
-    """Count reconstructions that are exact, near or wrong; as control, compare true batches with other guesses.
+    """Count reconstructions that are exact, near or wrong; a control compares other uploads' guesses.
 
     ``counted``: function that counts, see :data:`Counted`. ``other``: control's guess if there is a single upload.
     """
@@ -100,7 +100,10 @@ def compared(
 def _turned(
     found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
 ) -> tuple[list[Reconstruction], list[Batch]]:
-    """For a control, pair each true batch with the guess for another, unless ``reads(guess, truth)`` finds it equal."""
+    """For a control, pair each true batch with the guess for another upload.
+
+    ``reads(guess, truth)``: whether both have the same examples; such pairs are left out.
+    """
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
         for other in (*range(place + 1, len(found)), *range(place)):
@@ -181,7 +184,7 @@ def without_once(rows: Tensor, own: Tensor) -> Tensor:
 
 
 def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
-    """Count rows of tables by outcome, and pair each original with its guess; ``others``: unrelated rows to compare."""
+    """Count rows of tables that are exact, near or wrong, and pair them with guesses; ``others``: unrelated rows."""
     exact = identified = nothing = failures = 0
     neighbors = np.zeros(len(others))  # other rows that would be exact guesses at each
     if len(others) > 1:

@@ -48,7 +48,7 @@ def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
 
 
 def observed_training(client: WatchedReply, problem: StepProblem, number: int, victim: int) -> tuple[Observation, str]:
-    """Build the observation of a client's upload of ``number`` examples, and a sentence on the attacker's assumptions."""
+    """Build what an attacker observes of an upload of ``number`` examples; also say what the attacker assumes."""
     seen, found = client.watched, client.matched
     if examples_of(seen) <= MOST_IMAGES and seen.steps <= MOST_STEPS and seen.batches:
         with suppress(NotAttackedError):

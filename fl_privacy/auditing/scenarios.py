@@ -93,7 +93,7 @@ class AskedClient(WatchedReply):
 
 
 def scenario_of(name: str, *, uploads: str = "", examples: int = 1) -> Scenario:
-    """Return the attacked situation ``name``; ``uploads``: words on the uploads, each of ``examples`` examples."""
+    """Return the scenario ``name`` of an audit; ``uploads``: words for its uploads, each of ``examples`` examples."""
     leaves = name not in ("evaluation", "gradient")
     return Scenario(name=name, title=SCENARIOS[name], uploads=uploads, leaves=leaves, examples=examples)
 
@@ -433,7 +433,7 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
 
 
 def entered_apart(observation: Observation) -> Tensor:
-    """Return inputs (N, ...) that first-layer neurons active for one example reveal exactly, except given ones."""
+    """Return inputs (N, ...) computed from first-layer neurons that only one example activates, except known ones."""
     model = observation.model
     assert isinstance(model, ReplayModel)
     known = [value for n in model.fixed_inputs if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]

@@ -303,7 +303,7 @@ SETTINGS = frozenset({"target_delta", "target-delta", "target_epsilon", "max_gra
 
 @dataclass(eq=False)
 class StatedByReplies:
-    """Names of metrics in replies, and the weakest privacy guarantee that the last replies state (name -> value)."""
+    """Names of metrics in replies, and the weakest privacy guarantee in the last replies: ``stated``, name -> value."""
 
     stated: dict[str, float] = field(default_factory=dict)
     metrics: set[str] = field(default_factory=set)

@@ -239,7 +239,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, labels=labels)
 
     def _common(self, made: Sequence[Reconstruction], chosen: Sequence[Batch]) -> tuple[int, float] | None:
-        """Return (exact guesses, share of duplicates among examples) if all exact guesses have duplicates, or ``None``."""
+        """Return (exact guesses, share of examples with duplicates), or ``None`` if an exact guess has no duplicate."""
         every = torch.cat([*(truth.inputs for truth in self.truths), self.others]).flatten(1).float()
         pairs = [(one.batch.inputs, own.inputs) for one, own in zip(made, chosen, strict=True) if one.batch is not None]
         equal = torch.cat([own[_same(own, guess).any(1)] for guess, own in pairs])

@@ -29,7 +29,7 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, eq=False)
 class SentModel:
-    """Model before training, from the file BEFORE; missing values are the network's. ``held``: names in the file."""
+    """Model before the training: values in the file BEFORE (``held``: their names), else those of the network."""
 
     state: ModelState
     held: frozenset[str]
@@ -101,7 +101,7 @@ def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
 
 
 def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArrays) -> SavedUpdate:
-    """Build the update ``name`` from a file before and after training; ``UserError`` if unfit, or both agree."""
+    """Build the update ``name`` from files before and after training; ``UserError`` if they do not fit or are equal."""
     moved, said = named_as_in(network, after.arrays, "AFTER")
     sent = before.state
     upload = {n: moved[n] for n in sent.parameters if n in moved}

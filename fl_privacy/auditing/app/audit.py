@@ -225,7 +225,11 @@ def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[byt
 
 
 class AppAudit(AuditSession):
-    """An audit that runs an app, observes its uploads, and attacks them."""
+    """An audit that runs an app, observes its uploads, and attacks them.
+
+    ``before``: results of an earlier run. ``data_made``: sizes of data to make up, and the app's script that makes
+    data.
+    """
 
     def __init__(
         self,
@@ -266,7 +270,7 @@ class AppAudit(AuditSession):
         self.built: BuiltNetworks | None = None
 
     def refined(self, app: App, why: str) -> tuple[Mapping[str, int], Scripts | None]:
-        """Return sizes of data to make up in the next run, after the error ``why``, and the app's script that makes data."""
+        """Return sizes of made-up data, and a script that makes data, for the next run; ``why``: error of the last run."""
         (shape, script), drawing = self.data_made, self.drawing
         if drawing is None:
             return shape, script

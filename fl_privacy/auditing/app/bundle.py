@@ -210,7 +210,7 @@ class App:
         return loaded(reference, self.folder)
 
     def _loaded_apart(self, reference: str) -> Any:
-        """Import the app ``reference`` with its own copies of the folder's modules, used only while the app runs."""
+        """Import the app ``module:attribute`` (``reference``) with its own copies of modules, for its runs alone."""
         others = {name: sys.modules.pop(name) for name in modules_in(self.folder)}
         self._lend_renamed()
         try:
@@ -395,7 +395,8 @@ def _read(folder: Path, path: str | Path) -> App:
 def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | None:
     """Correct the apps' references (``package.module:app``) if their package does not exist.
 
-    The only folder that has both modules takes its place. ``None`` if there is no such folder, or the package exists.
+    The package is replaced by the only folder with both modules. ``None`` if there is no such folder, or the package
+    exists.
     """
     (package, *inner), (of_client, *others) = (each.partition(":")[0].split(".") for each in references)
     if not package.isidentifier():

@@ -79,10 +79,10 @@ class Around:
 def around(
     app: App, files: Path, mirror: Path | None, inner: Path | None = None, absent: Collection[str] = ()
 ) -> Iterator[Around]:
-    """Run the block in copies of the app's files, without what is missing on this machine; yield what was changed.
+    """Run the block in copies of the app's files, with missing packages and data sets replaced; yield the changes.
 
-    ``files``: folder for the copies. ``inner``: working folder among them. ``mirror``: folder with copies of Hugging
-    Face's data sets; ``UserError`` if it is no folder. Packages in ``absent`` can be imported, but fail when called.
+    ``files``: folder for the copies. ``inner``: subfolder to run in. ``mirror``: folder with copies of Hugging Face's
+    data sets; ``UserError`` if it is no folder. Packages in ``absent`` can be imported, but fail when called.
     """
     with ExitStack() as stack:
         data = stack.enter_context(data_sets_of(mirror))
@@ -282,7 +282,7 @@ def configure(context: Context, partition: int, config: Mapping[str, Any], node_
 
 
 def settled(app: App, config: Config, node_config: Config, nodes: int) -> tuple[Config, Config, list[str]]:
-    """Add values for config keys that the app reads but nobody sets; return run config, node config, and sentences.
+    """Add values for config keys that the app reads but nobody sets; return run config, node config, sentences on them.
 
     Values are those in the project's documents, or usual ones. ``nodes``: number of clients.
     """

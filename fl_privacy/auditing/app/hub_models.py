@@ -47,7 +47,7 @@ _LONGEST_FIT = 20.0
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield (module, function name, replacement); replacements make small random networks if the hub's are missing."""
+    """Yield (module, function name, replacement): if loading from the hub fails, make a small random network."""
     auto = "transformers.models.auto"
     for place, owner, made in (
         ("transformers.modeling_utils", "PreTrainedModel", _network),
@@ -71,7 +71,6 @@ def _or_drawn(made: Callable[..., Any], original: Callable[..., Any], kind: Any,
 
 
 def _config(drawing: Drawing, kind: Any, name: object, **kwargs: Any) -> Any:
-    """Make a small network's config in place of ``kind.from_pretrained(name)``; ``AutoConfig`` guesses by ``name``."""
     kinds: Any = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     if not getattr(kind, "model_type", ""):
         plain = {key: re.sub(r"\W|_", "", key) for key in kinds.keys()}  # noqa: SIM118  (it has no usual iteration)

@@ -104,9 +104,10 @@ def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
 
 
 def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
-    """Make a config record of Flower's class ``original`` from ``values``; values of other types become JSON texts.
+    """Make Flower's config record (class ``original``) of ``values``; those that it can't hold become JSON texts.
 
-    ``objects`` is filled with the replaced values, by the beginning of their JSON; ``asked`` with sentences on them.
+    ``objects`` collects the replaced values by the first characters of their text; ``asked`` collects sentences on
+    them.
     """
     texts = dict(values)
     for key, value in texts.items():
@@ -259,7 +260,7 @@ def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list
 
 
 def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield (module or class, attribute, name) for each of ``names``, paths in ``package``, that ``code`` uses."""
+    """Find what to patch in ``package``: yield (object's path, attribute, name) for ``names`` that ``code`` uses."""
     if not re.search(rf"\b{package}\b", code) or importlib.util.find_spec(package) is None:
         return
     saved = "layers." if "load_model" in code else "?"  # whose layers the code does not name
@@ -271,7 +272,6 @@ def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str,
 
 
 def _lend_name(stack: ExitStack, home: str, name: str, stands: str, asked: list[str]) -> None:
-    """Provide the object at the dotted path ``stands`` as ``home.name``, if missing there; note uses in ``asked``."""
     found = attempt(partial(resolve_name, stands))
     if isinstance(found, Failure):  # of a package that can't be imported, such as Keras without a backend
         return
@@ -325,8 +325,8 @@ def _with_present_arguments(
 ) -> Any:
     """Call ``original``, the function ``name``, with outdated options converted; note them in ``asked``.
 
-    ``options`` maps an outdated option to its present name ("" drops it), or to a mapping from outdated to present
-    values. A list ``[path]`` instead is the dotted path of an object to pass if the option is not given.
+    ``options`` maps an outdated option to its present name ("" drops it), or to {outdated value: present value}. If it
+    maps to ``[path]``, the object at that dotted path is passed unless the option is given.
     """
     parameters = [*inspect.signature(original).parameters]
     own = int(parameters[:1] == ["self"])

@@ -66,7 +66,7 @@ class CodeSizes:
 
     @classmethod
     def of(cls, files: Iterable[SourceFile], drawing: stand_in.Drawing, config: Mapping[str, object]) -> "CodeSizes":
-        """Collect sizes and losses from the code in ``files``, made-up data (``drawing``) and the run ``config``."""
+        """Collect sizes and losses from code (``files``), run ``config``, and the example's shape in ``drawing``."""
         sides, losses = list[Any](), Counter[str]()
         pairs: list[tuple[str, Any]] = [(key.replace("-", "_"), value) for key, value in config.items()]
         texts = list[str]()

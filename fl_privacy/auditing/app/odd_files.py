@@ -380,7 +380,7 @@ _SUFFIX, _NEAR = re.compile(r"\.(csv|tsv|xlsx?|parquet|feather|np[yz]|png|jpe?g|
 
 
 def ends_without() -> bool | None:
-    """Return whether the app ends if the file that it is looking for is missing; ``None`` if it does not say."""
+    """Return whether the app ends if the file that it is looking for is missing; ``None`` if its code does not say."""
     frame = caller(r"\bpathlib\b")
     if frame is None or is_installed(frame):
         return None

@@ -344,7 +344,7 @@ def _unnumbered(path: Path, folder: Path) -> str:
 def _guessed(
     trees: Sequence[ast.Module], stated: Callable[[Sequence[str]], list[str]], *, of_client: bool
 ) -> Iterator[str]:
-    """Yield words for options of scripts (``trees``) without usable defaults; ``stated(flags)`` lists known values."""
+    """Guess command-line words for options without defaults in ``trees``; ``stated(flags)`` lists known values."""
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
@@ -387,7 +387,7 @@ def _guessed(
 
 
 def usual_for(name: str, *, of_client: bool = False) -> str | None:
-    """Return a plausible value of a script's option ``name``, or ``None``; ``of_client``: if it starts a client."""
+    """Return a plausible value of a script's option ``name``, or ``None``; ``of_client``: for a client's script."""
     if of_client and name and _OF_CLIENT.match(name):
         return "{partition}"
     if _COUNT.match(name):

@@ -451,7 +451,7 @@ class Drawing:
         return made.iloc[rng.permutation(number)].reset_index(drop=True)
 
     def is_other(self, path: str, columns: Iterable[object]) -> bool:
-        """Return whether to replace the table at ``path``, since the code names none of its ``columns``."""
+        """Return whether made-up data replace the table at ``path``, since the code names none of its ``columns``."""
         held = {str(each).strip().lower() for each in columns}
         if not held or not self.names or not held.isdisjoint(map(str.lower, self.names)):
             return False
@@ -468,7 +468,7 @@ class Drawing:
         return self.as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
 
     def fill(self, made: Path, asked: str = "", *, by_class: bool = False, suffix: str = "") -> None:
-        """Write made-up pictures to the folder ``made``, unless it exists; if ``suffix`` is given, tables.
+        """Fill the new folder ``made`` with made-up pictures or, if ``suffix`` is given, tables.
 
         ``by_class``: ``True`` for a subfolder for each class. ``asked``: path that the app asked for. ``suffix``:
         tables' file suffix, such as .csv; their content is made up when it is read.

@@ -410,7 +410,6 @@ class ScriptRunner:
         return value
 
     def _execute(self, path: Path, names: dict[str, Any], calls: _Calls) -> None:
-        """Run a script or a notebook's cells, with global ``names``; an error in a cell is raised after the last."""
         failed, said = list[Exception](), list[str]()
         for cell in cells_of(path):
             try:
@@ -431,7 +430,10 @@ class ScriptRunner:
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
-    """Answer a script's ``prompt`` from standard input or, if closed, by the next likely answer (``asked`` so far)."""
+    """Answer a script's ``prompt`` from standard input or, if that is closed, by the next of the likely answers.
+
+    ``asked``: number of times that each prompt was asked so far.
+    """
     with suppress(EOFError, RuntimeError, OSError):
         return original(prompt)
     text = str(prompt)

@@ -216,7 +216,7 @@ class Hooks:
         return original(made, *args, **kwargs)
 
     def split(self, original: Any, dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
-        """Split made-up examples by ``original`` in proportion to ``lengths``, meant for the larger missing data."""
+        """Split ``dataset`` by ``original``, with ``lengths``, meant for missing data, scaled to the made-up size."""
         whole = self.drawing.asked and len(dataset) and all(isinstance(each, int | np.integer) for each in lengths)
         if whole and not any(lengths):  # more clients than drawn examples: those far behind get some again
             ends = np.arange(len(lengths))[:, None] * _LEAST + np.arange(_LEAST)
@@ -237,7 +237,6 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, size: int) -> Any:
-        """Return ``indices`` below ``size``, the number of made-up examples; if there are none, wrap some around."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
         if self.drawing.asked and size and listed and max(indices) >= size:
             return [each for each in indices if each < size] or [each % size for each in list(indices)[:size]]
@@ -260,7 +259,7 @@ class Hooks:
         return original(path, *args, **kwargs)
 
     def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
-        """Search files as ``original`` (``glob``) does; if no table is found, yield the name of one to make up."""
+        """Search files by ``original`` (glob); if no table is found, yield a name for one, made up when it is read."""
         place = Path(*map(str, given))
         root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
         tables = place.suffix.lower() in stand_in.DRAWN and root != place
@@ -445,10 +444,6 @@ class Hooks:
 
 
 def _of_pictures(made: Any, drawn: np.ndarray, targets: np.ndarray, *, several: bool) -> None:
-    """Let ``made``, a torchvision data set that opens files, return the made-up pictures ``drawn`` and ``targets``.
-
-    If ``several``, each example has 40 attributes instead of a target.
-    """
     pillow, plain = importlib.import_module("PIL.Image"), drawn[..., 0] if drawn.shape[-1] == 1 else drawn
     many = torch.from_numpy(np.arange(drawn.shape[0])[:, None] % np.arange(2, 42) == 0).long()
     made.targets = made.labels = made.y = made._labels = many if several else targets.tolist()

@@ -55,7 +55,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptReply(WatchedReply):
-    """A client's reply with what is needed to ask again: the message, random ``streams``, and arrays ``sent`` to it."""
+    """A client's reply, with what is needed to repeat the request: message, random ``streams``, arrays ``sent``."""
 
     message: Message
     context: Context
@@ -108,7 +108,7 @@ class TappedGrid(LocalGrid):
 
     @property
     def rounds(self) -> int:
-        """Return the number of rounds: of different numbers in training messages, else of such messages to a node."""
+        """Return the number of rounds: distinct round numbers in training messages, else such messages to a node."""
         own = ((kind, n) for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train")
         return max((len(self._named[kind]) or n for kind, n in own), default=0)
 
@@ -262,7 +262,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply; return it, or an error reply, and the parameter that each array held before, if known."""
+        """Defend a reply; return it, or an error reply, and the parameter that each array held undefended, if known."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):

@@ -159,10 +159,10 @@ def _figures(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool = True) -> int:
-    """Count the ``rows`` that equal some row of the client's data ``known``; 0 if chance may explain these.
+    """Count the ``rows`` that equal a row of the client's data (``known``); 0 if that may be chance.
 
     ``ordered=False`` ignores the order of values in a row. ``natural``: ``True`` if the array was not reshaped to rows;
-    many matches then count even if each value has few digits.
+    many matches of short numbers then count, too.
     """
     codes = np.unique(_codes(known, ordered=ordered))
     hits = rows[np.isin(_codes(rows, ordered=ordered), codes)]
@@ -249,7 +249,7 @@ def _written(lines: Sequence[np.ndarray], kind: str) -> Iterator[bytes]:
 
 
 def numbers_in(text: str) -> np.ndarray:
-    """Return the numbers (N,) in a text that consists of numbers, or in a JSON list or object; empty for others."""
+    """Return the numbers (N,) in a text of numbers, or in a JSON list or object; empty for other or too long texts."""
     if len(text) > MOST_LETTERS or not any(letter.isdigit() for letter in text[:1000]):
         return np.zeros(0)
     try:

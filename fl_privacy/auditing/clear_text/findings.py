@@ -235,7 +235,7 @@ def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
 
 
 def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | None:
-    """Return (statistic, column, number of examples) of loaded data that equals the value at ``key``, or ``None``."""
+    """Find a statistic of loaded data that equals ``value`` (reply's ``key``): (name, column, number of examples)."""
     usual = type(value) in (int, float) and LEAST_STATISTIC <= abs(value) < LARGEST_STATISTIC
     if not usual or _EXAMPLE_COUNTS.search(key):
         return None

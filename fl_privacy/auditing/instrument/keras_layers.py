@@ -94,7 +94,7 @@ class FromKeras(nn.Module):
         self._add(network, 0)
 
     def _add(self, network: Any, entry: int) -> int:
-        """Add the layers of ``network``, whose input is output number ``entry``; return the number of its output."""
+        """Add the layers of ``network``; ``entry``: number of the tensor that they take. Return that of the output."""
         sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
         layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]
         if _has_own_code(network):

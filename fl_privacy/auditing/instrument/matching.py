@@ -138,9 +138,10 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
 def _by_scale(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor], known: Mapping[str, str], *, divides: bool
 ) -> dict[str, tuple[str, np.ndarray]]:
-    """Find multiples and integer codes of ``values``; return array -> (name of the value, decoded array).
+    """Find arrays that are multiples or integer codes of ``values``: array -> (value's name, decoded array).
 
-    ``known``: array -> value's name, if matched before; both are skipped. ``divides=False`` corrects only the sign.
+    ``known``: array -> name of the value matched before; both are skipped. ``divides=False``: a multiple's sign is
+    corrected, but not its size.
     """
     left = _left(values, known.values())
     found: dict[str, tuple[str, np.ndarray]] = {}
@@ -180,7 +181,7 @@ def _meant(array: np.ndarray, value: np.ndarray, *, divides: bool, named: bool) 
 
 
 def _scaled(array: np.ndarray, value: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield decodings of integer codes (``array``) fitted to ``value``: by a scale, with an offset, by row."""
+    """Yield decodings of the integer codes ``array``, nearest to ``value``: by a scale, with an offset, by row."""
     plain = array.astype(np.float64)
     codes = [(plain, None), *([(plain - plain.mean(), None)] if array.size >= LEAST_CODES else [])]
     by_row = [(plain, tuple(range(1, array.ndim)))] if array.ndim > 1 and array[0].size >= LEAST_CODES else []

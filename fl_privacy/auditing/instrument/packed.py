@@ -229,7 +229,7 @@ def _orders(values: Mapping[str, np.ndarray], trained: Collection[str]) -> Itera
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """Uploaded values ``numbers`` (K,) and their indices ``places`` (K,) in the parameters ``target``, concatenated."""
+    """Uploaded values ``numbers`` (K,) and their indices ``places`` (K,) in the concatenated parameters ``target``."""
 
     target: Sequence[str]
     places: np.ndarray

@@ -277,7 +277,7 @@ def _loaded(way: Program) -> Program:
 
 
 def _as_one_batch(ways: Sequence[Program]) -> Program | None:
-    """Merge programs recorded on several batches (``ways``) into one on all examples; ``None`` if calls differ."""
+    """Merge programs (``ways``), each recorded on one batch, into one on all batches; ``None`` if calls differ."""
     ways = [_loaded(way) for way in ways]
     first, joined, sizes = ways[0], dict[int, Tensor](), tuple[int, ...]()
     if any(way.steps() != first.steps() or way.constants.keys() != first.constants.keys() for way in ways):
@@ -370,10 +370,10 @@ class ReplayModel(nn.Module):
 
 
 def fixed_inputs(program: Program, variables: Sequence[int], examples: int, *, whole: bool = False) -> tuple[int, ...]:
-    """Return numbers of inputs that are not reconstructed: constants with an entry for each of ``examples``.
+    """Return numbers of the inputs that are not reconstructed: constants with ``examples`` rows.
 
-    ``variables``: reconstructed inputs. If ``whole``, include constants that no module takes, but another function,
-    such as the loss.
+    ``variables``: numbers of reconstructed inputs. If ``whole``, include constants that are passed only to other
+    functions than modules, such as the loss.
     """
     constants = program.constants
     taken = [number for call in program.calls if call.part >= 0 for number in call.taken]

@@ -141,7 +141,7 @@ class LoopbackFederation:
         self._processes[name].wait()
 
     def wait_for(self, name: str, ready: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
-        """Wait until ``ready()``; ``UserError`` if process ``name`` does not do ``what`` (text) within ``seconds``."""
+        """Wait until ``ready()``; ``UserError`` that ``name`` should ``what`` if it ends or ``seconds`` pass before."""
         deadline = time.monotonic() + seconds
         while not ready():
             if (status := self.ended(name)) is not None and not ready():

@@ -146,7 +146,7 @@ class Apart:
                     raise self._ended() from error
 
     def receive(self, most: int, deadline: float) -> list[bytes]:
-        """Return the parts of the app's next message; ``RefusedError`` if late, or larger than ``most`` bytes."""
+        """Return the parts of the app's next message; ``RefusedError`` after ``deadline``, or beyond ``most`` bytes."""
         (number,) = struct.unpack(">Q", self._bytes(8, deadline))
         if not 0 < number <= MOST_PARTS:
             raise RefusedError("size", f"the app replied {number} parts, and at most {MOST_PARTS} are read; send fewer")

@@ -203,7 +203,7 @@ _PYTHON = "Python "
 def _unmet(
     wanted: Requirement, seen: set[tuple[str, str]], *, any_version: bool, extra: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield (requirement, reason) for ``wanted`` and its extras' requirements if unmet; ``seen``: checked extras."""
+    """Yield (requirement, reason) for unmet requirements: ``wanted`` and those of its extras not yet in ``seen``."""
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
         return
     text = str(wanted).partition(";")[0].strip()  # the marker holds, and pip knows no extra

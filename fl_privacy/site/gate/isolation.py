@@ -231,7 +231,7 @@ def _folder(place: Path) -> str:
 
 
 def _unsealed(bound: Iterable[str], root: str, empty: str) -> Iterator[str]:
-    """Mount an overlay on each mounted folder in ``bound``, so that its sockets can't be reached; yield failures."""
+    """Hide sockets in the folders ``bound`` below ``root`` by overlay mounts; yield folders where this fails."""
     for bare in bound:
         target, real = root + bare, os.path.realpath(bare)
         if not os.path.lexists(target) or os.path.isfile(real) or real.startswith("/sys/"):  # noqa: PTH113

@@ -114,7 +114,7 @@ class Ledger:
         return found
 
     def _next(self, account: Account, **parts: Any) -> Entry:
-        """Return the next entry with fields ``parts``; its time follows uptime, so that a set clock gains nothing."""
+        """Return the next entry, with fields ``parts``; it is dated by uptime, which nobody can set."""
         now = self._clock()
         moment = now if isinstance(now, Moment) else Moment(now)
         if not YEARS[0] <= moment.clock <= YEARS[1]:

@@ -74,7 +74,7 @@ def noised(
 
 
 def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
-    """Return the change from before to after (``pieces``), flat, clipped, in multiples of ``noising.step``."""
+    """Return the differences of ``pieces`` (before, after) in one vector, clipped, in multiples of ``noising.step``."""
     largest = max((float(np.abs(_change(*piece)).max(initial=0.0)) for piece in pieces), default=0.0)
     norm = 0.0
     if largest > 0:
