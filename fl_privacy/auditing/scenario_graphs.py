@@ -49,8 +49,8 @@ class GraphTrial:
     """Evaluates the network of an observation on guessed graphs.
 
     ``near``: layers whose input at a node depends only on the node and its neighbors; ``deep``: layers that depend on
-    more distant nodes. ``present``: weight (F,) of each node feature in the first layers' gradients, 0 if no node has
-    it.
+    more distant nodes. ``present``: weight (F,) of each node feature in the first gradients, 0 if no node has the
+    feature.
     """
 
     def __init__(self, observation: Observation) -> None:
@@ -177,8 +177,8 @@ class UnknownEdges:
     def _last(self, layer: nn.Module, nodes: Tensor, edges: Tensor, number: int = 1) -> tuple[Tensor, bool] | None:
         """Return ``layer``'s inputs at the last ``number`` nodes of a graph, and whether the layer follows pooling.
 
-        The graph has features ``nodes`` (N, F) and ``edges`` (2, E). ``None`` if the layer does not get one row for
-        each node or graph.
+        The graph has features ``nodes`` (N, F) and ``edges`` (2, E). ``None`` if a node or graph does not have one
+        input.
         """
         ids = torch.cat([torch.full((len(nodes) - number,), number), torch.arange(number)])
         given = {self.trial.variable: nodes, self.trial.links: edges, self.trial.graphs: ids}
@@ -393,7 +393,7 @@ def linked(nodes: Tensor, edges: Tensor) -> list[list[int]]:
 def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction | None:
     """Reconstruct a graph's one-hot nodes: those whose layer inputs lie in the row spaces of the layers' gradients.
 
-    See GRAIN (arXiv 2503.01838). ``widths``: number of columns of each one-hot feature. ``None`` if there are none.
+    See GRAIN (arXiv 2503.01838). ``widths``: number of columns of each one-hot feature. ``None`` if no layer is usable.
     """
     made = attempt(lambda: _nearest(GraphTrial(observation), widths))
     if isinstance(made, Failure) or made is None:
@@ -434,9 +434,9 @@ def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] |
 def score_nodes(problems: Sequence[StepProblem], found: Sequence[Reconstruction], loaded: Sequence[Tensor]) -> Answer:
     """Count the nodes whose features are reconstructed; nodes that the given edges do not distinguish may be swapped.
 
-    ``counts.chance``: probability that guesses without the update hit as many; they draw nodes of the same degree from
-    other graphs, or ``loaded`` nodes (N, F), whichever is better. ``control``: score of the guess at another upload,
-    with nodes matched by degree.
+    ``counts.chance``: probability that guesses without the update hit as many: nodes of the same degree in other
+    graphs, or ``loaded`` nodes (N, F), whichever hit more. ``control``: score of guesses at other uploads, matched by
+    degree.
     """
     truths, near = [p.truth.flatten(1) for p in problems], [linked(*graph_in(p.model)) for p in problems]
     degrees, colors = (

@@ -157,7 +157,7 @@ class StepProblem:
 def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     """Build the problem that attacks solve from the first observed step; ``NotAttackedError`` if no attack applies.
 
-    ``range_of``: loaded inputs, (N, ...) each, of which only the range of values is taken.
+    ``range_of``: loaded inputs (N, ...), from which the attacker's ranges of values are taken.
     """
     program = seen.program
     if program is None:

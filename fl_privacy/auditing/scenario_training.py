@@ -35,8 +35,7 @@ def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
 def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
     """Return up to ``MOST_POOL`` loaded examples (N, ...), normalized like the attacker's guesses.
 
-    ``inputs``: loaded tensors. ``None`` if the network also takes other inputs, or the app changes examples before they
-    enter.
+    ``inputs``: loaded tensors. ``None`` if the network takes other inputs, too, or the app changes examples before.
     """
     model, whole = problem.model, problem.whole or bool(problem.model.fixed_inputs)
     alike = [each for each in inputs if len(model.shapes) == 1 and tuple(each.shape[1:]) == tuple(model.shapes[0])]

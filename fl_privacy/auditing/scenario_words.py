@@ -39,8 +39,7 @@ def words_of(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bo
     """Score the words inferred from changed rows of the embedding.
 
     ``None`` if clients train on no texts, or upload no embedding. ``found``: pairs of a client's usual reply and its
-    reply after training on one text. ``uploaded``: ``False`` to use the gradient of the first step instead of the
-    upload.
+    reply after training on one text. ``uploaded``: ``False`` to use the gradient of the first step, not the upload.
     """
     read, texts, others = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[set[int]]()
     for client, again in found:

@@ -80,8 +80,7 @@ class UpdateAuditRequest:
 def audit_update(asked: UpdateAuditRequest, tell: Callable[[str], None] = lambda text: None) -> "UpdateAudit":
     """Attack saved updates and write a page.
 
-    Only the model's code is executed. ``UserError`` if files, model or examples can't be read, or do not fit each
-    other.
+    Only the model's code is executed. ``UserError`` if files, model or examples can't be read, or do not fit together.
     """
     network = network_of(asked.model)
     session = UpdateAudit(asked, network, tell)

@@ -61,7 +61,7 @@ def updates_of(network: nn.Module, before: Path, after: Path) -> list[SavedUpdat
     """Read the updates of a file, or of a folder of files.
 
     ``before`` is a file for all of them, or a folder with a file of the same name for each. If both are the same
-    folder, each file is the update of the file before it. ``UserError`` for missing or unfit files.
+    folder, each file holds an update of the model in the previous file. ``UserError`` for missing or unfit files.
     """
     before, after = expanded(before), expanded(after)
     files = files_of(after) if after.is_dir() else [after]
@@ -125,8 +125,7 @@ def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArra
 class Inferred:
     """Facts about the training that an update reveals.
 
-    ``backwards``: ``True`` if the files before and after the training seem swapped: all classes but one would be in the
-    batch.
+    ``backwards``: ``True`` if the files seem swapped, since else the batch would hold all classes but one.
     """
 
     num_classes: int

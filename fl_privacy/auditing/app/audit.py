@@ -227,8 +227,7 @@ def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[byt
 class AppAudit(AuditSession):
     """An audit that runs an app, observes its uploads, and attacks them.
 
-    ``before``: results of an earlier run. ``data_made``: sizes of data to make up, and the app's script that makes
-    data.
+    ``before``: results of an earlier run. ``data_made``: sizes of made-up data, and the app's script that makes data.
     """
 
     def __init__(
@@ -270,7 +269,7 @@ class AppAudit(AuditSession):
         self.built: BuiltNetworks | None = None
 
     def refined(self, app: App, why: str) -> tuple[Mapping[str, int], Scripts | None]:
-        """Return sizes of made-up data, and a script that makes data, for the next run; ``why``: error of the last run."""
+        """Return sizes of made-up data, and the script that makes data, for the next run after the error ``why``."""
         (shape, script), drawing = self.data_made, self.drawing
         if drawing is None:
             return shape, script

@@ -395,8 +395,7 @@ def _read(folder: Path, path: str | Path) -> App:
 def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | None:
     """Correct the apps' references (``package.module:app``) if their package does not exist.
 
-    The package is replaced by the only folder with both modules. ``None`` if there is no such folder, or the package
-    exists.
+    The package is replaced by the only folder with both modules; ``None`` if there is no such folder, or it exists.
     """
     (package, *inner), (of_client, *others) = (each.partition(":")[0].split(".") for each in references)
     if not package.isidentifier():

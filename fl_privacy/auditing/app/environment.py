@@ -119,7 +119,7 @@ def around(
 
 @contextmanager
 def arrays_writable(code: str) -> Iterator[None]:
-    """Give an app writable copies where pandas 3 returns read-only arrays, within the block; ``code``: its text."""
+    """Give an app writable copies where pandas 3 returns read-only arrays, within the block; ``code``: app's text."""
 
     def writable(original: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(*args, **kwargs)
@@ -188,8 +188,7 @@ def find_mirrored(folder: Path, path: str, name: object) -> Path | None:
 def copied_files(app: Path, into: Path) -> str:
     """Copy the non-code files of the folder ``app`` to ``into``, without overwriting.
 
-    Hidden files, links, and folders that hold an audit or ``into`` are skipped. Return a sentence on files that are too
-    large.
+    Hidden files, links, and folders that hold an audit or ``into`` are skipped. Return a sentence on too large files.
     """
 
     def is_own(folder: Path) -> bool:

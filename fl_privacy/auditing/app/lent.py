@@ -106,8 +106,7 @@ def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
 def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
     """Make Flower's config record (class ``original``) of ``values``; those that it can't hold become JSON texts.
 
-    ``objects`` collects the replaced values by the first characters of their text; ``asked`` collects sentences on
-    them.
+    ``objects`` collects the replaced values by the first characters of their text, and ``asked`` sentences on them.
     """
     texts = dict(values)
     for key, value in texts.items():

@@ -106,7 +106,7 @@ class BuiltNetworks:
             self._kept.setdefault((type(made), frame.f_code.co_filename, frame.f_lineno), made)
 
     def networks(self, of_clients: set[Path], folder: Path) -> list[Network]:
-        """List built networks, but not parts of others; those built in ``of_clients`` first; paths start in ``folder``."""
+        """List built networks that are not parts of others: those built in ``of_clients`` first, then the largest."""
         sizes = {
             key: size for key, made in self._kept.items() if isinstance(size := attempt(partial(_size, made)), int)
         }

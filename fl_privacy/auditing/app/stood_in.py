@@ -48,8 +48,7 @@ def drawn_for(
 ) -> Iterator[Drawing]:
     """Replace missing data that ``app`` loads by random data, within the block; data in its folder or ``mirror`` stay.
 
-    ``files``: folder for made-up files. ``fitted``: sizes by name, see ``hub_models.fit``. ``also``: scripts that load
-    data, too.
+    ``files``: folder for made-up files. ``fitted``: sizes by name, see ``hub_models.fit``. ``also``: further scripts.
     """
     drawing = Drawing(reached_by(app, *also), files, seed, app.config)
     drawing.fitted, drawing.classes = {**fitted}, fitted.get("classes", drawing.classes)

@@ -56,8 +56,8 @@ class Fitted:
 def leaks_of_nodes(fit: Fitted, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> list[Leak]:
     """List the leaks in a reply that holds nodes of scikit-learn trees that ``fit`` trained.
 
-    The reply may hold pickled trees, or an array for each attribute of nodes. ``arrays``: its arrays, by record/name;
-    ``values``: its other entries.
+    The trees may be pickled, or an array for each attribute. ``arrays``, ``values``: the reply's entries, by
+    record/name.
     """
     pickled = {key: array.tobytes() for key, array in arrays.items() if array.dtype == np.uint8 and array.ndim == 1}
     pickled |= {key: value for key, value in values.items() if isinstance(value, bytes)}

@@ -140,8 +140,7 @@ def _by_scale(
 ) -> dict[str, tuple[str, np.ndarray]]:
     """Find arrays that are multiples or integer codes of ``values``: array -> (value's name, decoded array).
 
-    ``known``: array -> name of the value matched before; both are skipped. ``divides=False``: a multiple's sign is
-    corrected, but not its size.
+    ``known``: array -> name of the value matched before; both are skipped. ``divides=False`` corrects only the sign.
     """
     left = _left(values, known.values())
     found: dict[str, tuple[str, np.ndarray]] = {}

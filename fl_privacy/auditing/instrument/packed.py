@@ -176,11 +176,11 @@ def spread(
     trained: Collection[str],
     base: Mapping[str, np.ndarray] | None,
 ) -> list[Spread]:
-    """Find parameters that were sent sparsely (values with indices or a mask) or joined to one array.
+    """Find parameters that were sent sparsely (values with indices or a mask), or joined to one array.
 
-    Indices count within one parameter, or within all parameters joined. ``arrays``: arrays of the reply, except those
+    Indices are positions in one parameter, or in all parameters joined. ``arrays``: arrays of the reply, except those
     that hold one whole parameter. ``values``: parameter -> values after the observed training. ``trained``: names of
-    trained parameters; a joined array may omit the untrained. ``base``: parameter -> values of elements that were not
+    trained parameters; a joined array may omit the others. ``base``: parameter -> values of elements that were not
     uploaded; ``None`` for zero.
     """
     left = {name: value for name, value in values.items() if value.dtype.kind == "f" and value.size}

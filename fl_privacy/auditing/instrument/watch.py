@@ -114,8 +114,7 @@ class _Mode(TorchFunctionMode):
 class TrainingWatch:
     """Records what happens in a training within ``with watch.looking() as seen``.
 
-    ``program``: ``True`` also records the computation of the first loss. ``only``: examples to which the training is
-    limited.
+    ``program``: ``True`` also records the computation of the first loss. ``only``: limit of the training's examples.
     """
 
     def __init__(self, *, program: bool = False, only: OnlyExamples | None = None) -> None:

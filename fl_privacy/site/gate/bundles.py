@@ -263,8 +263,7 @@ def _pip(arguments: Sequence[str], work: str) -> str:
 def signers_of(bundle: Bundle, signatures: Sequence[tuple[bytes, bytes]], keys: Mapping[str, str]) -> list[str]:
     """Return the names in ``keys`` whose keys signed ``bundle``.
 
-    ``signatures``: pairs (message, signature); a message must end with the bundle's digest. ``keys``: in OpenSSH's
-    format.
+    ``signatures``: pairs (message, signature); a message must end with the bundle's digest. ``keys``: OpenSSH's format.
     """
     found = dict[str, None]()
     for name, text in keys.items():

@@ -55,8 +55,8 @@ def noised(
     """Return ``received`` plus the clipped and noised change to ``replied``, in the types of ``received``.
 
     ``noising``: settings; change and noise are rounded to multiples of its ``step`` and added as integers, so that the
-    result depends only on their sum and ``received``. All arrays are finite. ``draw``: function from a number to that
-    many values of noise.
+    result depends only on their sum and ``received``. Arrays are finite. ``draw``: function from a number N to N
+    integers.
     """
     flat = [(before.reshape(-1), after.reshape(-1)) for before, after in zip(received, replied, strict=True)]
     pieces = [piece for pair in flat for piece in zip(*map(_cut, pair), strict=True)]
