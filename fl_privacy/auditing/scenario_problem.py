@@ -296,7 +296,10 @@ def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], 
 
 
 def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
-    """Infer the client's training settings from observed steps; ``NotAttackedError`` if no attack handles them."""
+    """Infer the client's training settings from observed steps; ``NotAttackedError`` if no attack handles them.
+
+    ``seen``: observed training. ``found``: meaning of the uploaded arrays. ``batch``: batch size.
+    """
     if not seen.optimizers:
         raise NotAttackedError(
             "a step of a PyTorch optimizer is expected, but none is made on so few examples, as where the gradients of"

@@ -54,8 +54,8 @@ def score(
 ) -> Answer:
     """Score the reconstructions ``found`` of ``problems``, and a control.
 
-    ``loaded``: inputs (N, ...) that serve as distractors. ``other``: reconstruction of another client's upload, the
-    control; if ``None``, each true batch is compared with the guess for another problem whose examples differ.
+    ``loaded``: inputs (N, ...) that a guess may resemble instead of its original. ``other``: reconstruction of another
+    client's upload, as control; if ``None``, each true batch is compared with the guess for another, different batch.
     """
     found_labels = ((problem, _classes(problem)) for problem in problems)
     truths = [Batch(p.truth, torch.zeros(len(p.truth)).long() if own is None else own) for p, own in found_labels]

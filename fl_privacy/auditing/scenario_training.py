@@ -47,7 +47,10 @@ def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
 
 
 def observed_training(client: WatchedReply, problem: StepProblem, number: int, victim: int) -> tuple[Observation, str]:
-    """Build what an attacker observes of an upload of ``number`` examples; also say what the attacker assumes."""
+    """Build what an attacker observes of an upload of ``number`` examples; also say what the attacker assumes.
+
+    ``problem``: the client's first step, rebuilt. ``victim``: number of the observation.
+    """
     seen, found = client.watched, client.matched
     if examples_of(seen) <= MOST_IMAGES and seen.steps <= MOST_STEPS and seen.batches:
         with suppress(NotAttackedError):

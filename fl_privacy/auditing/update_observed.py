@@ -177,8 +177,8 @@ def observation_of(
 ) -> Observation:
     """Build what an attacker observes of ``update``, assuming ``steps`` local steps on ``examples`` examples.
 
-    ``shape``: shape of an example. ``lr``: learning rate; ``None`` takes that in ``found``, facts inferred from the
-    update. ``number``: index of the update.
+    ``shape``: shape of an example. ``found``: facts inferred from the update. ``lr``: learning rate; ``None`` takes the
+    rate in ``found``. ``number``: index of the update.
     """
     rate = found.rate / steps if lr is None and found.rate is not None else lr
     plan = LocalPlan(

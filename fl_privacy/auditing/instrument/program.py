@@ -90,7 +90,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Recorded computation from a batch to its loss: calls, whose tensors are identified by numbers."""
+    """Recorded computation from a batch to its loss: calls, whose tensors are named by numbers."""
 
     calls: tuple[Call, ...]
     constants: Mapping[int, Tensor]  # tensors by number that were computed earlier, detached

@@ -141,7 +141,10 @@ class LoopbackFederation:
         self._processes[name].wait()
 
     def wait_for(self, name: str, ready: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
-        """Wait until ``ready()``; ``UserError`` that ``name`` should ``what`` if it ends or ``seconds`` pass before."""
+        """Wait until ``ready()``; ``UserError`` if the process ``name`` ends, or ``seconds`` pass.
+
+        ``what``: what the process is expected to do, for the error.
+        """
         deadline = time.monotonic() + seconds
         while not ready():
             if (status := self.ended(name)) is not None and not ready():

@@ -231,7 +231,10 @@ def _folder(place: Path) -> str:
 
 
 def _unsealed(bound: Iterable[str], root: str, empty: str) -> Iterator[str]:
-    """Hide sockets in the folders ``bound`` below ``root`` by overlay mounts; yield folders where this fails."""
+    """Hide sockets in the folders ``bound`` below ``root`` by overlay mounts; yield folders where this fails.
+
+    ``empty``: an empty folder, which overlays need.
+    """
     for bare in bound:
         target, real = root + bare, os.path.realpath(bare)
         if not os.path.lexists(target) or os.path.isfile(real) or real.startswith("/sys/"):  # noqa: PTH113
