@@ -82,7 +82,7 @@ class GraphTrial:
                 (self.near if near else self.deep).append((layer, basis))
 
     def inputs(self, layer: nn.Module, nodes: Tensor) -> Tensor | None:
-        """Return ``layer``'s inputs (M, N, D) at the ``nodes`` (M, N, F) of M guesses; ``None`` if not one for each."""
+        """Return ``layer``'s inputs (M, N, D) for ``nodes`` (M, N, F) of M guessed graphs, if each node has one."""
         number = len(nodes)
         given, edges = {self.variable: nodes.flatten(0, 1)}, self.constants[self.links]
         for key, value in self.constants.items():

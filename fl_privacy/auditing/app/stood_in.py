@@ -215,7 +215,7 @@ class Hooks:
         return original(made, *args, **kwargs)
 
     def split(self, original: Any, dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
-        """Split ``dataset`` by ``original``, with ``lengths``, meant for missing data, scaled to the made-up size."""
+        """Split ``dataset`` by ``original``; ``lengths``, meant for missing data, are scaled to the made-up data."""
         whole = self.drawing.asked and len(dataset) and all(isinstance(each, int | np.integer) for each in lengths)
         if whole and not any(lengths):  # more clients than drawn examples: those far behind get some again
             ends = np.arange(len(lengths))[:, None] * _LEAST + np.arange(_LEAST)

@@ -138,7 +138,7 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
 def _by_scale(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor], known: Mapping[str, str], *, divides: bool
 ) -> dict[str, tuple[str, np.ndarray]]:
-    """Find arrays that are multiples or integer codes of ``values``: array -> (value's name, decoded array).
+    """Find arrays that are multiples of ``values``, or quantized: array -> (value's name, decoded array).
 
     ``known``: array -> name of the value matched before; both are skipped. ``divides=False`` corrects only the sign.
     """

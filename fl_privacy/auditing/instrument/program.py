@@ -370,10 +370,10 @@ class ReplayModel(nn.Module):
 
 
 def fixed_inputs(program: Program, variables: Sequence[int], examples: int, *, whole: bool = False) -> tuple[int, ...]:
-    """Return numbers of the inputs that are not reconstructed: constants with ``examples`` rows.
+    """Return the network's inputs that are not reconstructed: numbers of constants with ``examples`` rows.
 
-    ``variables``: numbers of reconstructed inputs. If ``whole``, include constants that are passed only to other
-    functions than modules, such as the loss.
+    ``variables``: numbers of the reconstructed inputs. ``whole=True`` adds constants that are not passed to modules,
+    but to other functions, such as the loss.
     """
     constants = program.constants
     taken = [number for call in program.calls if call.part >= 0 for number in call.taken]
