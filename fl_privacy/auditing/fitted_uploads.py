@@ -72,7 +72,7 @@ class FittedUploads:
         return found
 
     def attack_all(self, *, clients: int, seed: int, seconds: float) -> Iterator[Answer]:
-        """Attack each kind of uploads of at most ``clients`` clients; a failed attack's answer gives the reason."""
+        """Attack at most ``clients`` clients, with an answer for each kind of uploads; if it fails, it gives the reason."""
         attacks: dict[str, Callable[[], Answer]] = {}
         if self.exchanges:
             chosen, read = list(self.exchanges)[:clients], trees.read_exchange

@@ -74,7 +74,7 @@ Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedClient(WatchedReply):
-    """A client's first reply; ``ask`` repeats its training on chosen examples, ``ask_later`` that of ``latest``."""
+    """A client's first reply. ``ask`` repeats it on chosen examples; ``ask_later`` repeats the ``latest`` reply."""
 
     number: int
     ask: Ask

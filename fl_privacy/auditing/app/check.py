@@ -267,7 +267,7 @@ def _written(tree: ast.Module) -> Iterator[str]:
 
 
 def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:
-    """Return top-level modules that ``files`` import at the start, and those imported in functions, ``if`` or ``try``."""
+    """Return top-level modules that ``files`` import at the start, and those imported in functions, ``if``, ``try``."""
     needed, optional = set[str](), set[str]()
 
     def visit(body: Iterable[ast.stmt], into: set[str]) -> None:

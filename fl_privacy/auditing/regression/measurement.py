@@ -413,7 +413,7 @@ def read_baseline(path: Path) -> dict[str, Measurement]:
 
 
 def write_baseline(path: Path, measurements: Mapping[str, Measurement]) -> None:
-    """Write ``measurements`` by name to a file, with mean and interval for human readers."""
+    """Write ``measurements`` by name to a file, with mean and confidence interval for human readers."""
     tests = {}
     for name, measurement in sorted(measurements.items()):
         found = measurement.statistic

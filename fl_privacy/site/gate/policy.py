@@ -97,7 +97,7 @@ class Protect:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Privacy budget of the node's data."""
+    """Privacy budget of the node's data, and the two files that record what is spent."""
 
     epsilon: float | None  # largest epsilon; ``None`` for no limit
     delta: float
