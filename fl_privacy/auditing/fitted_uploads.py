@@ -72,7 +72,7 @@ class FittedUploads:
         return found
 
     def attack_all(self, *, clients: int, seed: int, seconds: float) -> Iterator[Answer]:
-        """Attack at most ``clients`` clients, with an answer for each kind of uploads; if it fails, it gives the reason."""
+        """Attack at most ``clients`` clients, with an answer for each kind of uploads, or the reason of its failure."""
         attacks: dict[str, Callable[[], Answer]] = {}
         if self.exchanges:
             chosen, read = list(self.exchanges)[:clients], trees.read_exchange

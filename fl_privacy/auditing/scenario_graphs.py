@@ -177,8 +177,7 @@ class UnknownEdges:
     def _last(self, layer: nn.Module, nodes: Tensor, edges: Tensor, number: int = 1) -> tuple[Tensor, bool] | None:
         """Return ``layer``'s inputs at the last ``number`` nodes of a graph, and whether the layer follows pooling.
 
-        The graph has features ``nodes`` (N, F) and ``edges`` (2, E). ``None`` if the layer has not one input a node or
-        graph.
+        The graph has features ``nodes`` (N, F) and ``edges`` (2, E). ``None`` if not each node or graph has one input.
         """
         ids = torch.cat([torch.full((len(nodes) - number,), number), torch.arange(number)])
         given = {self.trial.variable: nodes, self.trial.links: edges, self.trial.graphs: ids}

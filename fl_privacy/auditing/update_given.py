@@ -96,7 +96,7 @@ def _with_layers(program: nn.Module) -> nn.Module:
 
 
 def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
-    """Return the first layer's modality, input size (channels, features or tokens) and name; ``UserError`` if unknown."""
+    """Return the first layer's modality, input size (channels, features, tokens) and name; ``UserError`` if unknown."""
     for path, module in unwrapped(network).named_modules():
         if isinstance(module, nn.Embedding):
             return TEXTS, module.num_embeddings, path

@@ -62,7 +62,7 @@ _STARTS = {
 
 @dataclass(frozen=True)
 class Started:
-    """Server and client app that scripts would have started, the number of clients if known, and what failed."""
+    """Server and client app that scripts would have started, and the number of clients if known; ``failed``: errors."""
 
     server: ServerApp
     client: ClientApp

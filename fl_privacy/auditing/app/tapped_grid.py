@@ -262,7 +262,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply; return it, or an error reply, and the parameter that each array held undefended, if known."""
+        """Defend a reply; return it, or an error reply, and what its arrays held before (``None`` if unknown)."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):

@@ -40,7 +40,7 @@ PlainLoader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0
 
 
 def loaded(content: bytes, name: str) -> object:
-    """Parse YAML without aliases and duplicate keys; ``UserError`` that begins with ``name`` for other content."""
+    """Parse YAML without aliases and duplicate keys; ``UserError`` about ``name`` for other content."""
     try:
         return yaml.load(content, PlainLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
