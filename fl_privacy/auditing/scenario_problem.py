@@ -217,6 +217,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
 
 
 def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
+    """Return notes on inputs that the attacker knows; for a graph, set the widths of its one-hot features."""
     if model.output is None and connections_of(model) >= 0:
         model.kinds = kinds_in(torch.cat([each for each in rows if each.shape[1:] == model.shapes[0]]))
         return ("The attacker is given each graph's connections, labels and other inputs, but not what its nodes are.",)
@@ -296,10 +297,7 @@ def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], 
 
 
 def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
-    """Infer the client's training settings from observed steps; ``NotAttackedError`` if no attack handles them.
-
-    ``seen``: observed training. ``found``: meaning of the uploaded arrays. ``batch``: batch size.
-    """
+    """Infer the training settings of the observed client; ``NotAttackedError`` if no attack handles its optimizer."""
     if not seen.optimizers:
         raise NotAttackedError(
             "a step of a PyTorch optimizer is expected, but none is made on so few examples, as where the gradients of"

@@ -36,7 +36,7 @@ class SplitTraining:
 
     @contextmanager
     def looking(self, *, client: bool = False) -> Iterator[None]:
-        """Record labels passed to the server's losses until the block ends; ``client``: only note that there are some."""
+        """Record labels passed to the server's losses until the block ends; ``client``: note that one has labels."""
         functional = importlib.import_module("torch.nn.functional")
         with ExitStack() as stack:
             for name in LOSSES:

@@ -277,10 +277,7 @@ class AppAudit(AuditSession):
         return fitted, preparing(app, why, drawing.asked) if script is None and fitted == shape else script
 
     def _draw(self, app: App, files: Path, stack: contextlib.ExitStack) -> None:
-        """Replace missing data by random data until ``stack`` closes; run the app's script that makes data, if any.
-
-        ``files``: working copy of the app's folder.
-        """
+        """Make up data missing in the copy ``files`` until ``stack`` closes; run the script that makes data, if any."""
         mirror, seed, (shape, script) = self.asked.mirror, self.asked.seed or 0, self.data_made
         also = [] if script is None else [script.server]
         self.drawing = stack.enter_context(drawn_for(app, files, mirror, seed, shape, also=also))

@@ -110,6 +110,7 @@ class Defaults:
             node = parent
 
     def _units_around(self, node: ast.AST) -> Iterator[str]:
+        """Yield the names of undecorated functions and classes around ``node``, except methods."""
         while (parent := self.parents.get(node)) is not None:
             method = isinstance(parent, Function) and isinstance(self.parents.get(parent), ast.ClassDef)
             if isinstance(parent, Function | ast.ClassDef) and not parent.decorator_list and not method:

@@ -471,7 +471,7 @@ class Drawing:
         """Fill the new folder ``made`` with made-up pictures or, if ``suffix`` is given, tables.
 
         ``by_class``: ``True`` for a subfolder for each class. ``asked``: path that the app asked for. ``suffix``:
-        tables' file suffix, such as .csv; their content is made up when it is read.
+        tables' file suffix, such as .csv; their content is made up on access.
         """
         if suffix:
             made.mkdir(parents=True, exist_ok=True)

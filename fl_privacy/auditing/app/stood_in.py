@@ -258,7 +258,7 @@ class Hooks:
         return original(path, *args, **kwargs)
 
     def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
-        """Search files by ``original`` (glob); if no table is found, yield a name for one, made up when it is read."""
+        """Search files by ``original`` (glob); if no table is found, yield a name for one, made up on access."""
         place = Path(*map(str, given))
         root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
         tables = place.suffix.lower() in stand_in.DRAWN and root != place
