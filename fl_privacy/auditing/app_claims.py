@@ -104,10 +104,10 @@ def _on_parts(app: ClaimedApp, asked: DpCheckRequest) -> list[ClaimVerdict]:
 def claims_in_words(
     folder: Path, client: ClientApp, taken: Mapping[str, Any], watch: OpacusWatch, defense: Defense | None = None
 ) -> list[str]:
-    """Return sentences on an app's differential privacy claims: results of tests with few draws, and the tests' limits.
+    """Test an app's claims of differential privacy with few draws; return sentences on results and the tests' limits.
 
-    ``client`` has trained, observed by ``watch``. ``taken``: arguments of the strategy's ``start``, with the strategy
-    as ``self``; empty if none was started. ``defense``: a defense that acted on the uploads, if any.
+    ``client``: the app's; ``watch`` observed its training. ``taken``: arguments of the strategy's ``start``, with the
+    strategy as ``self``; empty if none was started. ``defense``: a defense that acted on the uploads, if any.
     """
     strategy = taken["self"] if isinstance(taken.get("self"), Strategy) else None
     rounds, arrays = taken.get("num_rounds") or 1, taken.get("initial_arrays")

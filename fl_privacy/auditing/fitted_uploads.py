@@ -74,7 +74,7 @@ class FittedUploads:
         return found
 
     def attack_all(self, *, clients: int, seed: int, seconds: float) -> Iterator[Answer]:
-        """Attack each kind of uploads of at most ``clients`` clients; a failed attack's answer gives the reason."""
+        """Attack at most ``clients`` clients, with an answer for each kind of uploads, or the reason of its failure."""
         attacks: dict[str, Callable[[], Answer]] = {}
         if self.exchanges:
             chosen, read = list(self.exchanges)[:clients], trees.read_exchange
@@ -96,7 +96,10 @@ class FittedUploads:
             yield made
 
     def _trees_of_others(self, clients: int, seed: int, seconds: float) -> Answer:
-        """Attack as the last of clients that train in turn: models sent to it hold the other clients' new trees."""
+        """Attack as the last client, which infers other clients' trees from the models that the server sends it.
+
+        ``clients``: largest number of clients to attack. ``seconds``: time limit.
+        """
         site, pairs = list(self.exchanges.items())[-1]
         others = [client for client in self.exchanges if client != site]
         rounds = [trees.read_others(sent, after, own) for (sent, own), (after, _) in pairwise(pairs)]
@@ -361,7 +364,10 @@ def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
 def _rows_between(
     rounds: Sequence[Moments | None], fits: Sequence[Fitted]
 ) -> list[tuple[np.ndarray | None, np.ndarray]]:
-    """List rows added or removed between rounds (``None`` if unknown), each with the table in ``fits`` that had it."""
+    """Compute the rows that a client's data gained or lost between rounds, from the means and variances that it sent.
+
+    Return pairs: the row, or ``None`` if it can't be computed, and the fitted table that contains it.
+    """
     found: list[tuple[np.ndarray | None, np.ndarray]] = []
     for before, after, old, new in zip(rounds, rounds[1:], fits, fits[1:], strict=False):
         for one in rows_between(before, after) if before is not None and after is not None else ():

@@ -48,8 +48,9 @@ Graph = tuple[Tensor, Tensor]
 class GraphTrial:
     """Evaluates the network of an observation on guessed graphs.
 
-    ``near``: layers whose input at a node depends only on the node and its neighbors; ``deep``: layers that see more
-    nodes. ``present``: size (F,) of the gradients at each node feature, 0 if no node has it.
+    ``near``: layers whose input at a node depends only on the node and its neighbors; ``deep``: layers that depend on
+    more distant nodes. ``present``: weight (F,) of each node feature in the first gradients, 0 if no node has the
+    feature.
     """
 
     def __init__(self, observation: Observation) -> None:
@@ -81,7 +82,7 @@ class GraphTrial:
                 (self.near if near else self.deep).append((layer, basis))
 
     def inputs(self, layer: nn.Module, nodes: Tensor) -> Tensor | None:
-        """Return a layer's inputs (M, N, D) for nodes (M, N, F) of M guessed graphs; ``None`` unless each has one."""
+        """Return ``layer``'s inputs (M, N, D) for ``nodes`` (M, N, F) of M guessed graphs, if each node has one."""
         number = len(nodes)
         given, edges = {self.variable: nodes.flatten(0, 1)}, self.constants[self.links]
         for key, value in self.constants.items():
@@ -127,8 +128,8 @@ class GraphTrial:
 class Balls:
     """Possible neighborhoods of radius r around a graph's nodes; entry i of each list describes neighborhood i.
 
-    ``cores``: index of the neighborhood of radius r - 1 around the same node. ``slots``: such indices for each neighbor
-    of the node. ``kinds``: index of the node's features.
+    ``cores``: index of the neighborhood of radius r - 1 around the same node. ``slots``: index of the neighborhood of
+    radius r - 1 around each neighbor. ``kinds``: index of the node's features.
     """
 
     cores: Sequence[int]
@@ -174,9 +175,9 @@ class UnknownEdges:
         self.kinds = torch.stack(kinds)
 
     def _last(self, layer: nn.Module, nodes: Tensor, edges: Tensor, number: int = 1) -> tuple[Tensor, bool] | None:
-        """Return the inputs of ``layer`` at the last ``number`` nodes of a graph, and whether it comes after pooling.
+        """Return ``layer``'s inputs at the last ``number`` nodes of a graph, and whether the layer follows pooling.
 
-        The graph has features ``nodes`` (N, F) and ``edges`` (2, E). ``None`` unless each node or graph has one input.
+        The graph has features ``nodes`` (N, F) and ``edges`` (2, E). ``None`` if not each node or graph has one input.
         """
         ids = torch.cat([torch.full((len(nodes) - number,), number), torch.arange(number)])
         given = {self.trial.variable: nodes, self.trial.links: edges, self.trial.graphs: ids}
@@ -299,10 +300,10 @@ def joined(cores: Sequence[int], slots: Sequence[Sequence[int]]) -> list[tuple[i
 
 
 def graph_of(observation: Observation, widths: Sequence[int]) -> Graph | Failure:
-    """Reconstruct a graph, nodes and edges, if it reproduces the observed gradient; else return why not.
+    """Reconstruct a graph's nodes and edges from the observed gradient; return the reason if no graph explains it.
 
-    ``widths``: number of columns of each one-hot feature. Graphs with as many neighborhoods of each kind, up to the
-    radius that the network sees, can't be distinguished.
+    ``widths``: number of columns of each one-hot feature. Graphs whose nodes have the same neighborhoods, as far as the
+    network sees, can't be distinguished.
     """
 
     def fitting() -> Graph:
@@ -327,10 +328,10 @@ def rounding_of(observation: Observation) -> float:
 
 
 def score_graphs(problems: Sequence[StepProblem], found: Sequence[Graph | Failure]) -> Answer:
-    """Count the nodes that are right with all their neighbors; ``found``: each upload's guess, or failure.
+    """Count the nodes whose features and neighbors are all reconstructed; ``found``: each upload's guess, or failure.
 
-    The control and ``counts.chance`` score true graphs of other uploads as if they were guesses. Graphs above
-    ``MOST_NODES`` nodes count as missed.
+    The control scores true graphs of other uploads as guesses; ``counts.chance``: probability that such guesses hit as
+    many nodes. Graphs above ``MOST_NODES`` nodes count as missed.
     """
     truths, right, usual = [graph_in(problem.model) for problem in problems], np.zeros(3, int), np.zeros(3)
     small = [k for k, truth in enumerate(truths) if len(truth[0]) <= MOST_NODES]
@@ -391,7 +392,7 @@ def linked(nodes: Tensor, edges: Tensor) -> list[list[int]]:
 def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction | None:
     """Reconstruct a graph's one-hot nodes: those whose layer inputs lie in the row spaces of the layers' gradients.
 
-    See GRAIN (arXiv 2503.01838). ``widths``: number of columns of each one-hot feature. ``None`` if there are none.
+    See GRAIN (arXiv 2503.01838). ``widths``: number of columns of each one-hot feature. ``None`` if no layer is usable.
     """
     made = attempt(lambda: _nearest(GraphTrial(observation), widths))
     if isinstance(made, Failure) or made is None:
@@ -430,11 +431,11 @@ def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] |
 
 
 def score_nodes(problems: Sequence[StepProblem], found: Sequence[Reconstruction], loaded: Sequence[Tensor]) -> Answer:
-    """Count nodes that are reconstructed correctly; nodes that the edges do not distinguish are interchangeable.
+    """Count the nodes whose features are reconstructed; nodes that the given edges do not distinguish may be swapped.
 
-    The answer's ``counts.chance`` is the hit rate of guesses without the update: nodes of other graphs with the same
-    degree, or ``loaded`` nodes (N, F), whichever is higher. Its ``control`` scores the guess at another upload, with
-    nodes matched by degree.
+    ``counts.chance``: probability that guesses without the update hit as many: nodes of the same degree in other
+    graphs, or ``loaded`` nodes (N, F), whichever hit more. ``control``: score of guesses at other uploads, matched by
+    degree.
     """
     truths, near = [p.truth.flatten(1) for p in problems], [linked(*graph_in(p.model)) for p in problems]
     degrees, colors = (

@@ -133,7 +133,7 @@ def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknow
 def _alike(
     pools: Sequence[list[list[Tensor]]], classes: Sequence[list[int] | None], place: int
 ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Return examples of client ``place`` paired with examples of the same classes from the other clients."""
+    """Return examples of client ``place``, and equally many of the same classes from others; ``pools``: by client."""
     following = [(place + k) % len(pools) for k in range(1, len(pools))]
     known = [[0] * len(pool) for pool in pools] if None in classes else [one or [] for one in classes]
     theirs: dict[int, list[list[Tensor]]] = {}

@@ -81,10 +81,10 @@ class WatchedReply:
 
 
 def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: ServerPlan) -> WatchedReply:
-    """Return the other sites' mean reply (``again``) as one site computes it from global models and its ``own`` reply.
+    """Return the other sites' mean reply as an attacking site infers it from two global models and its ``own`` reply.
 
-    The site loses digits, since global models are rounded, and what the server's ``plan`` hides. ``others``: number of
-    other sites. ``NotAttackedError`` if the replies share no parameter.
+    ``again``: true mean reply; the result lacks digits that global models round off, and what the server's ``plan``
+    hides. ``others``: number of other sites. ``NotAttackedError`` if the replies share no parameter.
     """
     mine, before = own.tensors(), again.watched.before
     theirs = {name: value for name, value in again.tensors().items() if name in mine and name in before}
@@ -117,7 +117,7 @@ class StepProblem:
     notes: tuple[str, ...] = ()
 
     def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
-        """Build the observation of victim ``number``, who uploads ``tensors`` (by observed name) after ``plan``."""
+        """Build what an attacker observes if upload ``number`` holds ``tensors`` (by observed name) after ``plan``."""
         found = ((self.names[name], value) for name, value in tensors.items() if name in self.names)
         own = {name: laid_out(self.model, name, value) for name, value in found}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
@@ -157,7 +157,7 @@ class StepProblem:
 def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     """Build the problem that attacks solve from the first observed step; ``NotAttackedError`` if no attack applies.
 
-    ``range_of``: loaded inputs, (N, ...) each, of which only the range of values is taken.
+    ``range_of``: loaded inputs (N, ...), from which the attacker's ranges of values are taken.
     """
     program = seen.program
     if program is None:
@@ -217,7 +217,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
 
 
 def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return notes on inputs that the attacker knows; for a graph, also store the kinds of nodes in ``model.kinds``."""
+    """Return notes on inputs that the attacker knows; for a graph, set the widths of its one-hot features."""
     if model.output is None and connections_of(model) >= 0:
         model.kinds = kinds_in(torch.cat([each for each in rows if each.shape[1:] == model.shapes[0]]))
         return ("The attacker is given each graph's connections, labels and other inputs, but not what its nodes are.",)
@@ -226,7 +226,7 @@ def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
-    """Scale the loss so that its gradient is an observed sum of several; ``NotAttackedError`` if no factor fits."""
+    """Scale the loss for an app that adds up several losses' gradients; ``NotAttackedError`` if no factor fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     # values that modules take and the attack does not search for would be given
@@ -273,9 +273,10 @@ def _normalizes(seen: Watched) -> bool:
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], int]:
-    """Return the program, the ids of those inputs in ``leaves`` that attacks reconstruct, and the batch size.
+    """Choose the inputs that attacks reconstruct: those of ``leaves`` (tensor ids) that are continuous.
 
-    Integer inputs become floats in the program, if it still runs. ``NotAttackedError`` if no input is continuous.
+    Return the program, the chosen ids, and the batch size. Integer inputs become floats in the program, if it still
+    runs. ``NotAttackedError`` if no input is continuous.
     """
     whole = {n: t.float() for n in leaves if (t := program.constants[n]).dim() > 1 and not t.is_floating_point()}
     if whole and not any("Embedding" in type(each).__name__ for part in program.parts for each in part.modules()):
@@ -296,7 +297,7 @@ def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], 
 
 
 def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
-    """Infer the client's local plan from the observed optimizer; ``NotAttackedError`` if no attack handles it."""
+    """Infer the training settings of the observed client; ``NotAttackedError`` if no attack handles its optimizer."""
     if not seen.optimizers:
         raise NotAttackedError(
             "a step of a PyTorch optimizer is expected, but none is made on so few examples, as where the gradients of"
@@ -321,13 +322,13 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
 
 
 def optimizer_in_plan(shares: str, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``LocalPlan`` fields of PyTorch's optimizer ``kind``."""
+    """Return the fields of ``LocalPlan`` (training settings) for PyTorch's optimizer class ``kind``."""
     given = {name: float(settings.get(name) or 0.0) for name in ("momentum", "weight_decay")}
     return {"shares": shares, "lr": float(settings["lr"]), "optimizer": OPTIMIZERS[kind], **given}
 
 
 def gradient_plan(seen: Watched) -> LocalPlan:
-    """Return the local plan of a client that uploads its first gradient."""
+    """Return the training settings of a client that uploads the gradient of its first step."""
     mode: Literal["train", "eval"] = "train" if seen.training else "eval"
     return LocalPlan(shares="gradient", batch_norm=mode, probe_batch_norm=mode, mode=mode)
 
@@ -349,7 +350,7 @@ def _leaves(program: Program, call: Call) -> list[int]:
 def _ranges(
     kind: Kind, truths: Sequence[Tensor], range_of: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
-    """Return minimum and width of each input's range, from ``truths`` and ``range_of``, and notes for the report."""
+    """Return minimum and width of each input's range, from examples ``truths`` and ``range_of``, and notes."""
     if kind == "image":
         every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()
         found = find_normalization([(image, 0) for image in every[:256]])
@@ -376,9 +377,10 @@ def _ranges(
 def _loss(
     program: Program, variables: Sequence[int], batch: int, seen: Watched
 ) -> tuple[int | None, Loss, Tensor | None]:
-    """Separate a recorded ``program`` into network and loss; return the network's output id, the loss, its targets.
+    """Separate a recorded ``program`` into network and loss; return the id of the network's output, loss, targets.
 
-    If impossible, id and targets are ``None``; the network outputs the loss. ``variables``: ids of attacked inputs.
+    If impossible, id and targets are ``None``, and the network outputs the loss. ``variables``: ids of reconstructed
+    inputs. ``batch``: number of examples.
     """
     modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
     made = {number for place in modules for number in program.calls[place].outputs}
@@ -433,7 +435,7 @@ def _as_compared(program: Program, call: Call, asked: set[int], target: int) -> 
 
 
 def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tensor]:
-    """Return parameters that the loss uses outside of modules; ``ValueError`` if it penalizes them, as in FedProx."""
+    """Return parameters that the loss uses after the module call ``after``; ``ValueError`` if it penalizes them."""
     later = program.calls[after + 1 :]
     outputs = {n: _made(program, n) for call in program.calls[: after + 1] for n in call.outputs if call.part >= 0}
     named = [leaf.name for call in later for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Own)]

@@ -60,10 +60,10 @@ def score(
     seed: int,
     other: Reconstruction | None = None,
 ) -> Answer:
-    """Score the reconstructions ``found`` of ``problems`` and a control; the answer's scenario is left empty.
+    """Score the reconstructions ``found`` of ``problems``, and a control.
 
-    ``loaded``: inputs (N, ...) that serve as distractors. ``other``: reconstruction of another client's upload as the
-    control; if ``None``, the control compares each truth with the guess at the next problem with different examples.
+    ``loaded``: inputs (N, ...) that a guess may resemble instead of its original. ``other``: reconstruction of another
+    client's upload, as control; if ``None``, each true batch is compared with the guess for another, different batch.
     """
     found_labels = ((problem, _classes(problem)) for problem in problems)
     truths = [Batch(p.truth, torch.zeros(len(p.truth)).long() if own is None else own) for p, own in found_labels]
@@ -86,9 +86,9 @@ Counted = Callable[[Sequence[Reconstruction], Sequence[Batch]], tuple[Counts, Se
 def compared(
     kind: Kind, found: Sequence[Reconstruction], truths: Sequence[Batch], counted: Counted, other: Reconstruction | None
 ) -> Answer:
-    """Count reconstructions by outcome; as control, compare the same truths with reconstructions of other uploads.
+    """Count reconstructions that are exact, near or wrong; a control compares other uploads' guesses.
 
-    ``counted``: see :data:`Counted`. ``other``: the control's reconstruction, if there is a single upload.
+    ``counted``: function that counts, see :data:`Counted`. ``other``: control's guess if there is a single upload.
     """
     counts, shown = counted(found, truths)
 
@@ -108,7 +108,10 @@ def compared(
 def _turned(
     found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
 ) -> tuple[list[Reconstruction], list[Batch]]:
-    """For a control, pair each truth with the guess at the next upload that ``reads`` says has other examples."""
+    """For a control, pair each true batch with the guess for another upload.
+
+    ``reads(guess, truth)``: whether both have the same examples; such pairs are left out.
+    """
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
         for other in (*range(place + 1, len(found)), *range(place)):
@@ -189,7 +192,7 @@ def without_once(rows: Tensor, own: Tensor) -> Tensor:
 
 
 def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
-    """Count rows of tables by outcome, and pair each original with its guess; ``others``: rows used as distractors."""
+    """Count rows of tables that are exact, near or wrong, and pair them with guesses; ``others``: unrelated rows."""
     exact = identified = nothing = failures = 0
     neighbors = np.zeros(len(others))  # other rows that would be exact guesses at each
     if len(others) > 1:

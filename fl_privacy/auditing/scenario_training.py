@@ -33,9 +33,9 @@ def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
-    """Return up to ``MOST_POOL`` examples (N, ...) that the client loaded, in the scale of the attacker's guesses.
+    """Return up to ``MOST_POOL`` loaded examples (N, ...), normalized like the attacker's guesses.
 
-    ``inputs``: loaded tensors. ``None`` if the network has other inputs, or the app changes examples before they enter.
+    ``inputs``: loaded tensors. ``None`` if the network takes other inputs, too, or the app changes examples before.
     """
     model, whole = problem.model, problem.whole or bool(problem.model.fixed_inputs)
     alike = [each for each in inputs if len(model.shapes) == 1 and tuple(each.shape[1:]) == tuple(model.shapes[0])]
@@ -47,7 +47,10 @@ def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
 
 
 def observed_training(client: WatchedReply, problem: StepProblem, number: int, victim: int) -> tuple[Observation, str]:
-    """Build the observation of a client's real upload of ``number`` examples; also say what the attacker assumes."""
+    """Build what an attacker observes of an upload of ``number`` examples; also say what the attacker assumes.
+
+    ``problem``: the client's first step, rebuilt. ``victim``: number of the observation.
+    """
     seen, found = client.watched, client.matched
     if examples_of(seen) <= MOST_IMAGES and seen.steps <= MOST_STEPS and seen.batches:
         with suppress(NotAttackedError):
@@ -75,10 +78,10 @@ def _mean_gradient(client: WatchedReply) -> Tensors:
 def sampled(
     problem: StepProblem, pool: Tensor, others: Sequence[Tensor], guess: Reconstruction, *, number: int, seed: int
 ) -> StepProblem:
-    """Replace the true examples of ``problem`` by ``number`` of ``pool``: first those that ``guess`` has exactly.
+    """Return ``problem`` with ``number`` true examples from ``pool``: those that ``guess`` has exactly, then random.
 
-    The rest are drawn at random. An exact guess counts only if it equals one example of ``pool`` and none of other
-    clients (``others``), and never if these are fewer than ``pool``, or few features vary.
+    An exact guess counts only if it equals one example of ``pool`` and none of other clients (``others``). None counts
+    if ``others`` has fewer examples than ``pool``, or few features vary.
     """
     flat = pool.flatten(1).double()
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -39,8 +39,7 @@ def words_of(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bo
     """Score the words inferred from changed rows of the embedding.
 
     ``None`` if clients train on no texts, or upload no embedding. ``found``: pairs of a client's usual reply and its
-    reply after training on one text. ``uploaded``: ``False`` to use the gradient of the first step instead of the
-    upload.
+    reply after training on one text. ``uploaded``: ``False`` to use the gradient of the first step, not the upload.
     """
     read, texts, others = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[set[int]]()
     for client, again in found:
@@ -302,8 +301,8 @@ class FirstBlock:
 def read_first_block(again: WatchedReply, tensors: Tensors, shares: str, *, examples: int) -> FirstBlock | None:
     """Infer tokens from the tensors of a transformer's first block; ``None`` if there is no transformer.
 
-    ``again``: observed reply. ``tensors``: values by observed parameter name. ``shares``: kind of ``tensors``:
-    ``weights``, ``delta`` or ``gradient``. ``examples``: number of examples behind them.
+    ``again``: reply with observed training. ``tensors``: values by observed parameter name. ``shares``: kind of
+    ``tensors``: ``weights``, ``delta`` or ``gradient``. ``examples``: number of examples from which they were computed.
     """
     seen = again.watched
     texts = texts_seen(seen)
@@ -350,7 +349,7 @@ def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
 
 
 def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:
-    """Score words inferred from a transformer's first block, like :func:`words_of`; ``None`` for other networks."""
+    """Score words inferred from a transformer's first block, if any; for the arguments see :func:`words_of`."""
     read, texts, notes = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[str]()
     seen = {id(client.watched): client.watched for client, _ in found}
     template = template_of([client.watched for client, _ in found])

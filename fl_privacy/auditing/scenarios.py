@@ -69,7 +69,7 @@ Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedClient(WatchedReply):
-    """A client's first reply; ``ask`` and ``ask_later`` repeat it, or the ``latest`` reply, on chosen examples."""
+    """A client's first reply. ``ask`` repeats it on chosen examples; ``ask_later`` repeats the ``latest`` reply."""
 
     number: int
     ask: Ask
@@ -88,7 +88,7 @@ class AskedClient(WatchedReply):
 
 
 def scenario_of(name: str, *, uploads: str = "", examples: int = 1) -> Scenario:
-    """Return the scenario ``name`` for ``uploads`` (a phrase), each of so many ``examples``."""
+    """Return the scenario ``name`` of an audit; ``uploads``: words for its uploads, each of ``examples`` examples."""
     leaves = name not in ("evaluation", "gradient")
     return Scenario(name=name, title=SCENARIOS[name], uploads=uploads, leaves=leaves, examples=examples)
 
@@ -126,7 +126,7 @@ class Scenarios:
     _text: bool = field(default=False, init=False, repr=False)
 
     def aggregate(self, traces: Sequence[ClassTrace]) -> Iterator[Answer]:
-        """Yield answers on what whole training uploads reveal, such as classes; call it after ``attack_all``.
+        """Yield results on what uploads after whole trainings reveal, such as classes; call it after ``attack_all``.
 
         ``traces``: change of the output bias and class counts of each client whose labels were observed.
         """
@@ -460,7 +460,7 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
 
 
 def entered_apart(observation: Observation) -> Tensor:
-    """Return the inputs (N, ...) that first-layer neurons active for one example reveal, except those known anyway."""
+    """Return inputs (N, ...) computed from first-layer neurons that only one example activates, except known ones."""
     model = observation.model
     assert isinstance(model, ReplayModel)
     known = [value for n in model.fixed_inputs if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]

@@ -26,9 +26,9 @@ OTHER_RULES: Mapping[str, str] = {
 
 
 def server_plan_of(strategy: object) -> ServerPlan | str:
-    """Return how a server applies the clients' mean update in round 1, or a sentence on why it does not.
+    """Return how a server applies the clients' mean update in round 1; if it does something else, a sentence on that.
 
-    A ``strategy`` of another package counts as the Flower strategy that it extends; without one, as a plain mean.
+    A ``strategy`` of another package counts as the Flower strategy that it extends, or else as a plain mean.
     """
     plan = PLAIN_MEAN
     for _ in range(MOST_NESTED):

@@ -17,7 +17,7 @@ Show = Callable[[AuditRecord], None]
 class AuditSession:
     """An audit that writes its record and page: of a strategy, of an app that is run, or of saved updates.
 
-    ``show``: function that gets the records if the audit runs in a sandbox. ``line``: final summary for a terminal.
+    ``show``: function that gets each record in a sandbox, where no file is written. ``line``: summary printed last.
     """
 
     def __init__(self, folder: Path, show: Show | None = None) -> None:

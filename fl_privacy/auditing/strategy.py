@@ -175,8 +175,7 @@ class AuditedStrategy(StrategyAround):
         """Run the strategy's own ``start``, then attack the captured uploads and print where the page is.
 
         Errors of the audit during or after the training do not stop it; ``failure`` holds them. Before the training,
-        ``UserError`` if there is no client, arrays are not the model's, a round does not exist, or ``out`` can't be
-        written.
+        ``UserError`` if there is no client, arrays are not the model's, or a round or folder is not possible.
         """
         given = inspect.signature(type(self.strategy).start).bind(self.strategy, *args, **kwargs)
         given.apply_defaults()

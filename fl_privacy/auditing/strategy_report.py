@@ -58,7 +58,7 @@ def expect_strategy(strategy: object) -> None:
 
 
 def expect_rounds(rounds: object) -> None:
-    """Raise ``UserError`` if ``rounds`` can't be right for a training of any length."""
+    """Raise ``UserError`` unless ``rounds`` is a name such as ``last``, a number from 1 on, or a list of numbers."""
     several = isinstance(rounds, list | tuple | set | frozenset | range)
     if isinstance(rounds, str) or not rounds or not (several or isinstance(rounds, int)):
         audited_rounds(rounds if isinstance(rounds, str) else [], 1, name="rounds", most="num_rounds")
@@ -303,7 +303,7 @@ SETTINGS = frozenset({"target_delta", "target-delta", "target_epsilon", "max_gra
 
 @dataclass(eq=False)
 class StatedByReplies:
-    """Names of the metrics in clients' replies, and the weakest privacy parameters (``stated``) in the last replies."""
+    """Names of metrics in replies, and the weakest privacy guarantee in the last replies: ``stated``, name -> value."""
 
     stated: dict[str, float] = field(default_factory=dict)
     metrics: set[str] = field(default_factory=set)

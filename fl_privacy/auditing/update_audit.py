@@ -80,8 +80,7 @@ class UpdateAuditRequest:
 def audit_update(asked: UpdateAuditRequest, tell: Callable[[str], None] = lambda text: None) -> "UpdateAudit":
     """Attack saved updates and write a page.
 
-    Only the model's code is executed. ``UserError`` if files, model or examples can't be read, or do not fit each
-    other.
+    Only the model's code is executed. ``UserError`` if files, model or examples can't be read, or do not fit together.
     """
     network = network_of(asked.model)
     session = UpdateAudit(asked, network, tell)
@@ -239,7 +238,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, labels=labels)
 
     def _common(self, made: Sequence[Reconstruction], chosen: Sequence[Batch]) -> tuple[int, float] | None:
-        """Return (exact guesses, share of examples with duplicates) if each exact one has one, else ``None``."""
+        """Return (exact guesses, share of examples with duplicates), or ``None`` if an exact guess has no duplicate."""
         every = torch.cat([*(truth.inputs for truth in self.truths), self.others]).flatten(1).float()
         pairs = [(one.batch.inputs, own.inputs) for one, own in zip(made, chosen, strict=True) if one.batch is not None]
         equal = torch.cat([own[_same(own, guess).any(1)] for guess, own in pairs])

@@ -96,10 +96,7 @@ def _with_layers(program: nn.Module) -> nn.Module:
 
 
 def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
-    """Return the first layer's modality, its input size (channels, features or tokens), and the layer's name.
-
-    ``UserError`` if there is none, or it takes other inputs.
-    """
+    """Return the first layer's modality, input size (channels, features, tokens) and name; ``UserError`` if unknown."""
     for path, module in unwrapped(network).named_modules():
         if isinstance(module, nn.Embedding):
             return TEXTS, module.num_embeddings, path
@@ -192,7 +189,6 @@ def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> 
 
 
 def _written_names(network: nn.Module) -> dict[str, str]:
-    """Map names that transformers' ``save_pretrained`` writes to the model's; empty if equal."""
     loading = sys.modules.get("transformers.core_model_loading")
     written = getattr(loading, "revert_weight_conversion", None)  # earlier versions write the model's names
     if written is None:
@@ -254,11 +250,11 @@ def place_of(data: Path, update: str) -> Path:
 def read_examples(
     place: Path, *, kind: Modality, width: int, shape: tuple[int, ...] | None, seed: int | None = None
 ) -> SiteExamples:
-    """Read a site's examples: images in a file or (class) folders, a table ``.csv``, or a file with ``inputs``.
+    """Read a site's examples from an image, a folder of images, a table ``.csv``, or a file with the array ``inputs``.
 
-    A table's last column is the class if it has one column more than ``width``, the number that the network takes. Of
-    more than 20,000 examples, a sample of that size is drawn with ``seed``. ``UserError`` if there are no examples,
-    they do not fit the network, or they are too many and ``seed`` is ``None``.
+    Subfolders of images are classes. A table's last column is the class if it has one column more than ``width``, the
+    number that the network takes. Of more than 20,000 examples, a sample of that size is drawn with ``seed``.
+    ``UserError`` if there are no examples, they do not fit the network, or they are too many and ``seed`` is ``None``.
     """
     if place.is_dir() or place.suffix.lower() in IMAGE_SUFFIXES:
         found = _images(place, kind, width, shape, seed)

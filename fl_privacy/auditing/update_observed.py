@@ -29,7 +29,7 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, eq=False)
 class SentModel:
-    """The model sent, from the file BEFORE or, if that lacks a value, the network; ``held``: names in the file."""
+    """Model before the training: values in the file BEFORE (``held``: their names), else those of the network."""
 
     state: ModelState
     held: frozenset[str]
@@ -38,10 +38,10 @@ class SentModel:
 
 @dataclass(frozen=True, eq=False)
 class SavedUpdate:
-    """One client's update, loaded from files: values sent (``sent``) and uploaded, by the names in the model.
+    """One client's update, loaded from files: model before training (``sent``), and uploaded parameters and buffers.
 
     ``is_change``: ``True`` if ``upload`` is the change, ``False`` if it is the new values. ``steps``: number of local
-    steps, if the file states it. ``said``: notes for the page.
+    steps, if the file states it. ``said``: sentences for the page.
     """
 
     name: str
@@ -61,7 +61,7 @@ def updates_of(network: nn.Module, before: Path, after: Path) -> list[SavedUpdat
     """Read the updates of a file, or of a folder of files.
 
     ``before`` is a file for all of them, or a folder with a file of the same name for each. If both are the same
-    folder, each file is the update of the file before it. ``UserError`` for missing or unfit files.
+    folder, each file holds an update of the model in the previous file. ``UserError`` for missing or unfit files.
     """
     before, after = expanded(before), expanded(after)
     files = files_of(after) if after.is_dir() else [after]
@@ -101,7 +101,7 @@ def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
 
 
 def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArrays) -> SavedUpdate:
-    """Build the update ``name`` of two files, by ``network``'s parameter names; ``UserError`` if unfit or no change."""
+    """Build the update ``name`` from files before and after training; ``UserError`` if they do not fit or are equal."""
     moved, said = named_as_in(network, after.arrays, "AFTER")
     sent = before.state
     upload = {n: moved[n] for n in sent.parameters if n in moved}
@@ -125,7 +125,7 @@ def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArra
 class Inferred:
     """Facts about the training that an update reveals.
 
-    ``backwards``: ``True`` if the two files seem swapped: otherwise the batch would hold all classes but one.
+    ``backwards``: ``True`` if the files seem swapped, since else the batch would hold all classes but one.
     """
 
     num_classes: int
@@ -175,9 +175,10 @@ def observation_of(
     lr: float | None,
     number: int,
 ) -> Observation:
-    """Build the observation of an update, assuming that it took ``steps`` steps on ``examples`` examples.
+    """Build what an attacker observes of ``update``, assuming ``steps`` local steps on ``examples`` examples.
 
-    ``lr``: learning rate; ``None`` takes that of ``found``. ``number``: the update's position. ``shape``: an example's.
+    ``shape``: shape of an example. ``found``: facts inferred from the update. ``lr``: learning rate; ``None`` takes the
+    rate in ``found``. ``number``: index of the update.
     """
     rate = found.rate / steps if lr is None and found.rate is not None else lr
     plan = LocalPlan(

@@ -26,7 +26,7 @@ LEAST_EXAMPLES, MOST_CLASSES, MOST_NODES, MOST_KEPT, MOST_VALUES, SHUFFLES = 20,
 
 
 class SplitTraining:
-    """Vectors of examples exchanged with clients that have no loss (split learning), and the labels on the server."""
+    """Record of split learning: examples' vectors exchanged with clients that have no loss, and the server's labels."""
 
     def __init__(self) -> None:
         self._labels: np.ndarray = np.empty(0)
@@ -36,7 +36,7 @@ class SplitTraining:
 
     @contextmanager
     def looking(self, *, client: bool = False) -> Iterator[None]:
-        """Record the server's losses with their labels, or a ``client``'s, until the block ends."""
+        """Record labels passed to the server's losses until the block ends; ``client``: note that one has labels."""
         functional = importlib.import_module("torch.nn.functional")
         with ExitStack() as stack:
             for name in LOSSES:

@@ -50,7 +50,7 @@ class Bar:
 
 
 def bars_of(answers: Sequence[Answer]) -> list[Bar]:
-    """Return a bar for each scenario (way of uploading) whose examples were attacked, in the order of ``by_reality``."""
+    """Return a bar for each scenario (way of uploading) with attacked examples, in the order of ``by_reality``."""
     return [_of_examples(step) for step in by_reality(answers) if step.question == "examples"]
 
 

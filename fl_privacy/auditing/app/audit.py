@@ -188,7 +188,6 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
 
 
 def _of_network(first: "AppAudit", app: NetworkAlone) -> "AppAudit":
-    """Audit only a project's network; ``first``: audit of the whole app before. ``UserError`` if no network trains."""
     _forget(app.folder)
     first.tell("Looking for a network to audit alone")
     session = AppAudit(app, replace(first.asked, nodes=NODES), first.folder, first.tell, first.show)
@@ -232,7 +231,10 @@ def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[byt
 
 
 class AppAudit(AuditSession):
-    """An audit that runs an app, observes its uploads, and attacks them."""
+    """An audit that runs an app, observes its uploads, and attacks them.
+
+    ``before``: results of an earlier run. ``data_made``: sizes of made-up data, and the app's script that makes data.
+    """
 
     def __init__(
         self,
@@ -273,7 +275,7 @@ class AppAudit(AuditSession):
         self.built: BuiltNetworks | None = None
 
     def refined(self, app: App, why: str) -> tuple[Mapping[str, int], Scripts | None]:
-        """Return ``data_made`` for the next run of ``app``; ``why``: error that ended the last one."""
+        """Return sizes of made-up data, and the script that makes data, for the next run after the error ``why``."""
         (shape, script), drawing = self.data_made, self.drawing
         if drawing is None:
             return shape, script
@@ -281,7 +283,7 @@ class AppAudit(AuditSession):
         return fitted, preparing(app, why, drawing.asked) if script is None and fitted == shape else script
 
     def _draw(self, app: App, files: Path, stack: contextlib.ExitStack) -> None:
-        """Draw missing data until ``stack`` closes, and run the script that makes them, if any."""
+        """Make up data missing in the copy ``files`` until ``stack`` closes; run the script that makes data, if any."""
         mirror, seed, (shape, script) = self.asked.mirror, self.asked.seed or 0, self.data_made
         also = [] if script is None else [script.server]
         self.drawing = stack.enter_context(drawn_for(app, files, mirror, seed, shape, also=also))
@@ -359,7 +361,7 @@ class AppAudit(AuditSession):
         self.grid = None  # and with it the app's code
 
     def note(self, there: Around, rounds: int) -> None:
-        """Note the effects of the defense and of ``there`` (changed environment), and rounds beyond ``--rounds``."""
+        """Add notes to the page on the defense, the changed environment ``there``, and ``rounds`` above the limit."""
         limit, name = self.asked.rounds, "" if self.defense is None else self.defense.name
         beyond = f"The app trained for {rounds} rounds, which its own loop counts; --rounds {limit} does not reach it."
         acts = (

@@ -93,7 +93,7 @@ class App:
 
     @property
     def notes(self) -> list[str]:
-        """Return sentences on modules that were imported by other names, and on the scripts that are run."""
+        """Return sentences on packages replaced by folders of another name, and on the scripts that are run."""
         found = [self.misnamed] if self.misnamed else []
         for name, place in self.renamed.items():
             given = "the project's folder" if place == str(self.folder) else named(Path(place), self.folder)
@@ -102,7 +102,7 @@ class App:
 
     @classmethod
     def of(cls, app: "App", **given: Any) -> Self:
-        """Return ``app`` in this class, with the fields ``given``."""
+        """Copy ``app`` to this subclass; ``given``: values of the fields that the subclass adds."""
         return cls(**{each.name: getattr(app, each.name) for each in fields(App)} | given)
 
     def another(self, server_failed: bool = False) -> "App | None":
@@ -194,7 +194,7 @@ class App:
             module.__path__ = [place]
 
     def _loaded(self, reference: str) -> Any:
-        """Load the app at ``reference``; add the folders of modules that it imports by bare name to ``sys.path``."""
+        """Import the object ``module:attribute`` (``reference``); add folders of missing modules to ``sys.path``."""
         from fl_privacy.flower.inside.identity import loaded  # noqa: PLC0415
 
         sys.path += [str(each) for each in [self.folder / "src"] if each.is_dir()]
@@ -210,7 +210,7 @@ class App:
         return loaded(reference, self.folder)
 
     def _loaded_apart(self, reference: str) -> Any:
-        """Load an app with its own copy of the folder's modules, which are in ``sys.modules`` only while it runs."""
+        """Import the app ``module:attribute`` (``reference``) with its own copies of modules, for its runs alone."""
         others = {name: sys.modules.pop(name) for name in modules_in(self.folder)}
         self._lend_renamed()
         try:
@@ -298,9 +298,9 @@ def modules_in(folder: Path) -> list[str]:
 def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
     """Load the description of the app in a folder or bundle (.fab) without importing it.
 
-    In a folder without Flower's app format, the app consists of the scripts that start Flower, or else of the only
-    folder inside that has the format. ``chosen``: options of ``find_scripts``; a given script, or ``network=True`` for
-    no search, has priority over the app format. ``UserError`` if ``path`` is no Flower app.
+    A folder without Flower's app format is searched for scripts that start Flower, then for a single subfolder in the
+    format. ``chosen``: options of ``find_scripts``, or ``network=True`` to audit only a network; they have priority
+    over the format. ``UserError`` if ``path`` is no Flower app.
     """
     place = expanded(path).absolute()
     if (chosen or {}).get("network") and place.is_dir():
@@ -407,9 +407,9 @@ def _as_spelled(folder: Path, reference: str) -> str:
 
 
 def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | None:
-    """Return the references (``package.module:app``) to both apps, by the only folder that has both modules.
+    """Correct the apps' references (``package.module:app``) if their package does not exist.
 
-    ``None`` if not exactly one folder fits, or the named package exists or is ``folder`` itself.
+    The package is replaced by the only folder with both modules; ``None`` if there is no such folder, or it exists.
     """
     (package, *inner), (of_client, *others) = (each.partition(":")[0].split(".") for each in references)
     if not package.isidentifier():

@@ -221,7 +221,7 @@ def reached_by(app: App, *also: Path) -> list[SourceFile]:
 
 
 def preparing(app: App, why: str, drawn: Iterable[str]) -> Scripts | None:
-    """Find the project's own script that makes data that it lacks, with its arguments.
+    """Find the project's own script that makes its missing data, with the script's arguments.
 
     ``why``: error of the project, which may name the script. ``drawn``: missing files, one of which the script may
     write. ``None`` if there is no such script.

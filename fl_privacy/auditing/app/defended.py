@@ -53,10 +53,7 @@ def defense_called(given: Sequence[str]) -> Defense:
 
 @dataclass(eq=False)
 class ReplyDefense:
-    """Applies the upload hooks of ``defense`` to the trained parameters in a reply; other arrays are not changed.
-
-    Random draws are derived from ``seed``, the client, and the number of the client's reply.
-    """
+    """Applies the upload hooks of ``defense`` to the trained parameters in a reply; other arrays are not changed."""
 
     defense: Defense
     seed: int
@@ -65,8 +62,8 @@ class ReplyDefense:
     def __call__(self, reply: Message, seen: Watched, found: Matched, context: Context) -> None:
         """Defend the trained parameters in ``reply``, in place.
 
-        ``seen``: observed training. ``found``: which arrays hold which parameters. ``UserError`` if no array holds a
-        trained parameter, or one is coded or no float.
+        ``seen``: observed training. ``found``: parameter that each array holds. ``UserError`` if no array holds a
+        trained parameter, or such an array is encoded or holds no floats.
         """
         own = {key: name for key, name in found.parameters.items() if name in seen.gradients}
         places, after = list[tuple[str, str, str, np.dtype[Any]]](), dict[str, torch.Tensor]()

@@ -12,7 +12,7 @@ SHARE = 0.25  # share of the rows that are of a value that an app looks for, and
 
 
 def table_of(drawn: Mapping[str, Any], draw: Callable[[str, int], Any]) -> Any:
-    """Return a pandas table with the columns ``drawn``; others come from ``draw(name, rows)``."""
+    """Return a pandas table with the columns ``drawn``; ``draw(name, number of rows)`` makes others on access."""
     return type("Table", (_Table,), {"draw": staticmethod(draw)})(drawn)
 
 

@@ -79,9 +79,10 @@ class Around:
 def around(
     app: App, files: Path, mirror: Path | None, inner: Path | None = None, absent: Collection[str] = ()
 ) -> Iterator[Around]:
-    """Run the block in the folder ``files/inner`` with copies of the app's files, and hub data sets from ``mirror``.
+    """Run the block in copies of the app's files, with missing packages and data sets replaced; yield the changes.
 
-    Packages in ``absent`` can be imported, but fail when called. ``UserError`` if ``mirror`` is no folder.
+    ``files``: folder for the copies. ``inner``: subfolder to run in. ``mirror``: folder with copies of Hugging Face's
+    data sets; ``UserError`` if it is no folder. Packages in ``absent`` can be imported, but fail when called.
     """
     with ExitStack() as stack:
         data = stack.enter_context(data_sets_of(mirror))
@@ -125,7 +126,7 @@ def around(
 
 @contextmanager
 def arrays_writable(code: str) -> Iterator[None]:
-    """Give an app writable copies where pandas 3 returns read-only arrays, within the block; ``code``: its text."""
+    """Give an app writable copies where pandas 3 returns read-only arrays, within the block; ``code``: app's text."""
 
     def writable(original: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(*args, **kwargs)
@@ -194,8 +195,7 @@ def find_mirrored(folder: Path, path: str, name: object) -> Path | None:
 def copied_files(app: Path, into: Path) -> str:
     """Copy the non-code files of the folder ``app`` to ``into``, without overwriting.
 
-    Hidden files, links, and folders that hold an audit or ``into`` are skipped. Return a sentence on files that are too
-    large.
+    Hidden files, links, and folders that hold an audit or ``into`` are skipped. Return a sentence on too large files.
     """
 
     def is_own(folder: Path) -> bool:
@@ -288,9 +288,9 @@ def configure(context: Context, partition: int, config: Mapping[str, Any], node_
 
 
 def settled(app: App, config: Config, node_config: Config, nodes: int) -> tuple[Config, Config, list[str]]:
-    """Add keys that the app reads and nothing sets to its run config and node config, with stated or usual values.
+    """Add values for config keys that the app reads but nobody sets; return run config, node config, sentences on them.
 
-    Return both, and a sentence on each added key.
+    Values are those in the project's documents, or usual ones. ``nodes``: number of clients.
     """
     added, said, trees = [{**config}, {**node_config}], list[str](), [each.tree for each in reached_by(app)]
     for holder, given in zip(("run_config", "node_config"), added, strict=True):
@@ -332,7 +332,7 @@ READERS = (*TABLES, "read_sql", "read_sql_table", "read_sql_query")  # loading f
 class LoadedBy:
     """Records in ``tables`` the ``flwr_datasets`` partitions and pandas tables that a client loads while it answers.
 
-    The app's own logs are ignored: files that changed after ``since`` (seconds since 1970) and have at most
+    The app's own logs are left out: files changed after the time ``since`` (seconds since 1970) with at most
     ``answered`` rows, the number of the client's replies.
     """
 

@@ -47,7 +47,7 @@ _LONGEST_FIT = 20.0
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield (module, function name, replacement); replacements make small random networks instead of loading any."""
+    """Yield (module, function name, replacement): if loading from the hub fails, make a small random network."""
     auto = "transformers.models.auto"
     for place, owner, made in (
         ("transformers.modeling_utils", "PreTrainedModel", _network),
@@ -71,7 +71,6 @@ def _or_drawn(made: Callable[..., Any], original: Callable[..., Any], kind: Any,
 
 
 def _config(drawing: Drawing, kind: Any, name: object, **kwargs: Any) -> Any:
-    """Make a small network's config in place of ``kind.from_pretrained(name)``; ``AutoConfig`` guesses by ``name``."""
     kinds: Any = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     if not getattr(kind, "model_type", ""):
         plain = {key: re.sub(r"\W|_", "", key) for key in kinds.keys()}  # noqa: SIM118  (it has no usual iteration)
@@ -136,11 +135,11 @@ def called(drawing: Drawing, original: Callable[..., Any], network: Any, *args: 
 
 
 def fit(drawing: Drawing, why: str = "") -> dict[str, int]:
-    """Return the sizes of examples that the app's network takes, for ``drawing.fitted``; empty if none are found.
+    """Return sizes that made-up examples need to fit the app's network (name -> number); empty if none are found.
 
-    Keys are ``channels`` and ``side`` of pictures, the number of further ``columns`` of rows, or the ``rate`` of
-    recordings in values a second. If the app's error ``why`` is about labels, the key is ``classes`` (number); if about
-    a missing column, ``tables`` (number to draw).
+    Names are ``channels`` and ``side`` of pictures, ``columns`` to add to rows, or ``rate`` of recordings (values a
+    second). If the app's error ``why`` is about labels, the name is ``classes``; if about a missing column, ``tables``,
+    the number of tables to make up.
     """
     if re.search(r"Target \d+ is out of bounds|Class values must be|t < n_classes", why) and drawing.outputs:
         return {"classes": drawing.outputs}

@@ -88,7 +88,7 @@ def _module(stack: ExitStack, place: str) -> Any:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Get names that ``module`` lacks from ``find(name)``, ``None`` for unknown ones, until ``stack`` closes."""
+    """Let ``find(name)`` provide attributes that ``module`` lacks, until ``stack`` closes; ``None`` if it has none."""
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:
@@ -104,9 +104,9 @@ def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
 
 
 def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
-    """Make a config record by Flower's class ``original`` from ``values``; those that no record can hold become JSON.
+    """Make Flower's config record (class ``original``) of ``values``; those that it can't hold become JSON texts.
 
-    ``objects`` collects them by the beginning of their JSON; ``asked`` collects sentences that say so.
+    ``objects`` collects the replaced values by the first characters of their text, and ``asked`` sentences on them.
     """
     texts = dict(values)
     for key, value in texts.items():
@@ -267,7 +267,7 @@ def _dropped(asked: list[str], original: Any, table: Any, *args: Any, **kwargs: 
 
 
 def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield (module or class, attribute, dotted name) for each of the ``names`` of ``package`` that ``code`` uses."""
+    """Find what to patch in ``package``: yield (object's path, attribute, name) for ``names`` that ``code`` uses."""
     if not re.search(rf"\b{package}\b", code) or importlib.util.find_spec(package) is None:
         return
     saved = "layers." if "load_model" in code else "?"  # whose layers the code does not name
@@ -279,7 +279,6 @@ def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str,
 
 
 def _lend_name(stack: ExitStack, home: str, name: str, stands: str, asked: list[str]) -> None:
-    """Provide the object at the dotted path ``stands`` as ``home.name``, if missing there; note uses in ``asked``."""
     found = attempt(partial(resolve_name, stands))
     if isinstance(found, Failure):  # of a package that can't be imported, such as Keras without a backend
         return
@@ -331,10 +330,10 @@ def pickles_loaded(asked: list[str]) -> AbstractContextManager[None]:
 def _with_present_arguments(
     name: str, options: Mapping[str, Any], asked: list[str], original: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
-    """Call ``original``, the function ``name``, with earlier options converted to present ones; note them in ``asked``.
+    """Call ``original``, the function ``name``, with outdated options converted; note them in ``asked``.
 
-    ``options`` maps an earlier option to its present name, or "" to leave it out; to a mapping from earlier to present
-    values; or to a list with the dotted name of an object that replaces the option's default.
+    ``options`` maps an outdated option to its present name ("" drops it), or to {outdated value: present value}. If it
+    maps to ``[path]``, the object at that dotted path is passed unless the option is given.
     """
     parameters = [*inspect.signature(original).parameters]
     own = int(parameters[:1] == ["self"])
@@ -354,8 +353,6 @@ def _with_present_arguments(
 
 
 def _by_generator(name: str, *places: str) -> Callable[..., Any]:
-    """Return a method like Keras 2's ``<name>_generator``; ``places``: its positional arguments after the generator."""
-
     def answer(model: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(places, args, strict=False)), **kwargs}
         of_workers = {"max_queue_size", "workers", "use_multiprocessing"}

@@ -63,9 +63,9 @@ class NetworkAlone(App):
     found: list["TrainedAlone"] = field(default_factory=list)  # the network that ``load`` found
 
     def load(self, stops: Callable[[App], str], drawing: Drawing | None = None) -> Started:
-        """Return a server and clients that train a network of the project on random inputs; ``stops`` is unused.
+        """Return a server and clients that train one of the project's networks on random inputs.
 
-        ``UserError`` if no network can be trained.
+        ``stops`` and ``drawing`` are not used. ``UserError`` if no network can be trained.
         """
         limit = max(LEAST_SECONDS, self.seconds / 10)
         defined, until = DefinedNetworks(self, self.seed), time.monotonic() + max(3 * limit, self.seconds)
@@ -129,7 +129,7 @@ class NetworkAlone(App):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientsAlone(App):
-    """A project whose clients no script starts; FedAvg asks clients that are made with drawn data.
+    """A project whose clients no script starts: its client class is constructed with random data, and FedAvg trains it.
 
     ``reason``: why no script was run.
     """
@@ -156,7 +156,7 @@ class ClientsAlone(App):
 
 @dataclass
 class DefinedClients(DefinedNetworks):
-    """Makes clients of a project with drawn data and its network."""
+    """Constructs a project's clients, with random data and the project's network as arguments."""
 
     app: ClientsAlone
     kind: tuple[Path, str] = (Path(), "")  # file and name of their class

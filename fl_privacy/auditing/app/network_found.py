@@ -103,7 +103,7 @@ class BuiltNetworks:
             self._kept.setdefault((type(made), frame.f_code.co_filename, frame.f_lineno), made)
 
     def networks(self, of_clients: set[Path], folder: Path) -> list[Network]:
-        """List the networks that are no part of others: those built in files ``of_clients`` first, then the largest."""
+        """List built networks that are not parts of others: those built in ``of_clients`` first, then the largest."""
         sizes = {
             key: size for key, made in self._kept.items() if isinstance(size := attempt(partial(_size, made)), int)
         }
@@ -237,7 +237,6 @@ class DefinedNetworks:
         return {*derived(self.files.values(), _BASES)}
 
     def _parts(self) -> set[str]:
-        """Return the names of the classes that network classes call, such as parts of a network."""
         nodes = (node for file in self.files.values() for node in file.tree.body)
         inside = (
             each
@@ -256,7 +255,7 @@ class DefinedNetworks:
         return returns and makes and bool(_MAKES.search(node.name)) and not _OTHERWISE.search(node.name)
 
     def _nodes(self) -> Iterator[tuple[Path, ast.AST]]:
-        """Yield (file, syntax node), clients' files first, without network classes' bodies, which build only parts."""
+        """Yield (file, syntax node) of the project's code outside of network classes, clients' files first."""
         for path in sorted(self.files, key=lambda path: (path not in self.of_clients, str(path))):
             left: list[ast.AST] = [self.files[path].tree]
             while left:
@@ -366,7 +365,6 @@ class DefinedNetworks:
         return isinstance(node, _PLAIN) and not starts
 
     def _bound(self, node: ast.Import | ast.ImportFrom, path: Path) -> bool:
-        """Define the names that ``node`` imports from the project's files; return whether it imports from these."""
         names, level = vars(self.module(path)), getattr(node, "level", 0)
         if isinstance(node, ast.Import):
             places = [(alias, self._own(alias.name, 0, path)) for alias in node.names]

@@ -66,7 +66,7 @@ class CodeSizes:
 
     @classmethod
     def of(cls, files: Iterable[SourceFile], drawing: stand_in.Drawing, config: Mapping[str, object]) -> "CodeSizes":
-        """Collect input sizes from the code in ``files``, the shape that ``drawing`` found, and the run ``config``."""
+        """Collect sizes and losses from code (``files``), run ``config``, and the example's shape in ``drawing``."""
         sides, losses = list[Any](), Counter[str]()
         pairs: list[tuple[str, Any]] = [(key.replace("-", "_"), value) for key, value in config.items()]
         texts = list[str]()
@@ -177,7 +177,7 @@ _OF_CLASSES = {"cross entropy", "cross entropy of probabilities", "negative log-
 
 
 def first_tensor(made: Any) -> Tensor:
-    """Return the main output of a network: a tensor, the logits, or the first of several; ``UserError`` if none is."""
+    """Return the main tensor in a network's output ``made``, such as its logits; ``UserError`` if it has none."""
     while not isinstance(made, Tensor):
         values = made.values() if isinstance(made, Mapping) else made if isinstance(made, list | tuple) else ()
         made = getattr(made, "logits", next(iter(values), None))
@@ -189,7 +189,7 @@ def first_tensor(made: Any) -> Tensor:
 def task_for(network: nn.Module, sizes: CodeSizes, built_losses: Counter[str]) -> Task:
     """Find inputs that ``network`` takes, and a loss for its outputs; ``UserError`` with the reason if none fit.
 
-    ``sizes``: what the app's code says. ``built_losses``: loss class -> how often the code built it.
+    ``sizes``: sizes and losses that the app's code names. ``built_losses``: loss class -> how often the code built it.
     """
     if not any(parameter.requires_grad for parameter in network.parameters()) and not is_keras(network):
         raise UserError("it has no parameters that train")

@@ -79,7 +79,7 @@ class Pickle(BytesIO):
 
 
 class Few(np.ndarray):
-    """Array of few made-up examples, which also accepts shapes and indices of a larger one."""
+    """Array of few made-up examples in place of many: larger shapes or indices give fewer or repeated examples."""
 
     def reshape(self, *shape: Any, **kwargs: Any) -> Any:
         try:
@@ -143,7 +143,7 @@ class FittedStandIn:
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield (module, loading function's name, replacement); replacements draw missing pickles or recordings."""
+    """Yield (module, loading function's name, replacement); replacements make up missing pickles and recordings."""
     for package, module, name in (
         *((each, each, "load") for each in ("pickle", "joblib")),
         ("scipy", "scipy.io", "loadmat"),
@@ -255,7 +255,7 @@ def array(drawing: Drawing, name: str, path: object) -> np.ndarray:
 
 
 def lines(drawing: Drawing, path: object) -> np.ndarray:
-    """Make up rows of numbers, (N, columns + 1) with the label last, in place of the missing file ``path``."""
+    """Let ``drawing`` make up rows of numbers (N, columns + 1), label last, in place of the missing file ``path``."""
     classes = max(drawing.classes, 2)
     drawing.note(str(path), f"{TRAIN + TEST} drawn rows of numbers")
     drawn = numbers(TRAIN + TEST, drawing.features or 10, classes, drawing.rng(str(path)))
@@ -263,7 +263,7 @@ def lines(drawing: Drawing, path: object) -> np.ndarray:
 
 
 def written(drawing: Drawing, path: Path) -> Path:
-    """Write a made-up table or text in place of the missing file ``path``; return the new file's path."""
+    """Let ``drawing`` make up a table or text in place of the missing file ``path``; return the new file's path."""
     made = drawing.place(path)
     if not made.exists():
         split = re.search(r"""\.split\((["'])([,;| ]+|\\t)\1\)""", "".join(_next_lines()))  # of the lines it reads
@@ -292,9 +292,9 @@ def opened(drawing: Drawing, path: Path, mode: str) -> Any:
 
 
 def saved_by_torch(drawing: Drawing, path: object) -> Any:
-    """Return placeholder weights, or made-up examples if ``path`` does not name weights, for ``torch.load(path)``.
+    """Make up what ``torch.load(path)`` returns: placeholder weights if ``path`` names weights, else examples.
 
-    Examples are in a mapping if the code takes labels by their key from a loaded file.
+    Examples are a mapping if the app's code gets labels from a loaded file by their key.
     """
     if OF_MODEL.search(Path(str(path)).stem):
         drawing.note(str(path), UNTRAINED, pretrained=True)
@@ -318,7 +318,7 @@ def saved_by_torch(drawing: Drawing, path: object) -> Any:
 
 
 def stated(drawing: Drawing, path: str, there: Path) -> Any:
-    """Make up the data set ``path``, with features as in ``dataset_info.json`` in the folder ``there``."""
+    """Let ``drawing`` make up the data set ``path`` with the features that ``there``/dataset_info.json lists."""
     hf, kept = importlib.import_module("datasets"), (there / "dataset_info.json").read_text(encoding="utf-8")
     kinds, rng = hf.Features.from_dict(json.loads(kept)["features"]), drawing.rng(path)
     classes = next((kind.num_classes for kind in kinds.values() if hasattr(kind, "num_classes")), drawing.classes or 2)
@@ -340,7 +340,7 @@ def stated(drawing: Drawing, path: str, there: Path) -> Any:
 
 
 def records(drawing: Drawing, path: Path) -> Path | None:
-    """Write made-up records in place of the missing JSON file ``path``, and return the new file's path.
+    """Let ``drawing`` make up records in place of the missing JSON file ``path``, and return the new file's path.
 
     A file that divides examples has their numbers by client; other keys are those of another JSON file of the folder.
     ``None`` if there is none.
@@ -365,9 +365,9 @@ def records(drawing: Drawing, path: Path) -> Path | None:
 
 
 def got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
-    """Return the path, or a placeholder, like Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)``.
+    """Return the path, like Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)``, without a download.
 
-    Nothing is downloaded. ``what``, ``origin``: first and second argument of either.
+    If the file's name suggests weights, return placeholder weights. ``what``, ``origin``: first and second argument.
     """
     if OF_MODEL.search(Path(str(what)).name) or str(what).endswith((".h5", ".keras")):
         return NoWeights()
@@ -415,7 +415,7 @@ def fill(drawing: Drawing, made: Path, asked: str = "", *, by_class: bool = Fals
 
 
 def suffix_sought() -> str:
-    """Return the suffix of tables for which the app's code lists a folder, or ""."""
+    """Return the file suffix, such as .csv, that the app's code looks for in a folder; empty if none."""
     found = _SUFFIX.search("".join(_next_lines()[:_NEAR]))
     return found[0] if found and found[0] in DRAWN else ""
 
@@ -430,10 +430,7 @@ _SUFFIX, _NEAR = re.compile(r"\.(csv|tsv|xlsx?|parquet|feather|np[yz]|png|jpe?g|
 
 
 def ends_without() -> bool | None:
-    """Return whether the app ends if the file that it is looking for is missing; ``None`` if it does not say.
-
-    The ``if``, ``assert`` or ``try`` around the app's current line decides.
-    """
+    """Return whether the app ends if the file that it is looking for is missing; ``None`` if its code does not say."""
     frame = caller(r"\bpathlib\b")
     if frame is None or is_installed(frame):
         return None

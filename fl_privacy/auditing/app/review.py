@@ -237,7 +237,7 @@ def _local_claim(node: ast.Call) -> str:
 
 
 def _central_claims(app: App, found: Review) -> Iterator[CodeNote]:
-    """Yield a note on a client's epsilon under Flower's central DP, for each noise multiplier in the run config."""
+    """Yield a note on a client's epsilon for each noise multiplier of Flower's central DP in the run config."""
     if not any(note.what.startswith(_CENTRAL) for note in found.protections):
         return
     rounds = next((app.config[key] for key in ROUNDS_KEYS if key in app.config), 1)

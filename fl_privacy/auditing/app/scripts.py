@@ -172,9 +172,9 @@ def find_scripts(
 ) -> Scripts | None:
     """Find the scripts of the project in ``folder`` that start Flower, without running them.
 
-    Given scripts are relative to the folder. Scripts in ``but`` are left out. ``alone=True`` also accepts clients
-    without a server. ``None`` if no script starts Flower. ``UserError`` if a given script does not exist, or nothing in
-    the folder starts a client when it is run.
+    Given scripts are relative to the folder. ``but``: scripts to leave out. ``alone=True`` also accepts clients without
+    a server. ``None`` if no script starts Flower. ``UserError`` if a given script does not exist, or if functions would
+    start a client or server, but no script calls them.
     """
     for path in (each for each in (server, *clients) if each is not None):
         if not (folder / path).is_file():
@@ -325,7 +325,7 @@ def _chosen(
 
 
 def _unnumbered(path: Path, folder: Path) -> str:
-    """Return a path without what distinguishes clients' scripts: ``client`` for client1.py and client-b.py."""
+    """Return a script's path below ``folder`` without clients' numbers: ``client`` for client1.py and client-b.py."""
     inner = path.relative_to(folder).with_suffix("").as_posix().lower()
     return re.sub(r"[-_ ]?(\d+|(?<=[-_ ])[a-d]|one|two|three)(?=/|$|[-_ ])", "", inner)
 
@@ -388,7 +388,7 @@ def _guessed(
 
 
 def usual_for(name: str, *, of_client: bool = False) -> str | None:
-    """Return a plausible value of the option ``name``, or ``None``; if ``of_client``, also for a client's number."""
+    """Return a plausible value of a script's option ``name``, or ``None``; ``of_client``: for a client's script."""
     if of_client and name and _OF_CLIENT.match(name):
         return "{partition}"
     if _COUNT.match(name):
@@ -445,7 +445,6 @@ _ADDS = re.compile(r"\badd_argument$|^click\.(option|argument)$")
 
 
 def _of_fire(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield an ``add_argument`` call for each required argument of the functions that Python Fire runs."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node) == "Fire")
     run = {dotted(node.args[0]) for node in calls if node.args}
     for node in ast.walk(tree):

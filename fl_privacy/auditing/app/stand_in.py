@@ -316,7 +316,6 @@ class Drawing:
             self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *strings]))
 
     def _look_for_columns(self, node: ast.AST) -> None:
-        """Find columns of texts or categories, and how many besides the label ``x = rows[:, 3:-2]`` leaves out."""
         if isinstance(node, ast.Assign) and any(_INPUTS.match(dotted(target)) for target in node.targets):
             cut = re.search(r"\[:, (\d*):(?:-(\d+))?\]", ast.unparse(node.value))
             self._around = max(self._around, int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0)
@@ -460,7 +459,7 @@ class Drawing:
         return made.iloc[rng.permutation(number)].reset_index(drop=True)
 
     def is_other(self, path: str, columns: Iterable[object]) -> bool:
-        """Return whether to draw the table at ``path``, since no name of its ``columns`` is in the code."""
+        """Return whether made-up data replace the table at ``path``, since the code names none of its ``columns``."""
         held = {str(each).strip().lower() for each in columns}
         if not held or not self.names or not held.isdisjoint(map(str.lower, self.names)):
             return False
@@ -468,7 +467,7 @@ class Drawing:
         return "tables" in self.fitted
 
     def place(self, path: object) -> Path:
-        """Return the place of a made-up file or folder in place of ``path``."""
+        """Return the path at which made-up data replace the missing file or folder ``path``."""
         (folder := self.files / "stand-in").mkdir(parents=True, exist_ok=True)
         return folder / re.sub(r"\W+", "_", str(path))
 

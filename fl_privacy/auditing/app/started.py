@@ -62,7 +62,7 @@ _STARTS = {
 
 @dataclass(frozen=True)
 class Started:
-    """Server and client app that scripts would have started, the number of clients if known, and what failed."""
+    """Server and client app that scripts would have started, and the number of clients if known; ``failed``: errors."""
 
     server: ServerApp
     client: ClientApp
@@ -140,7 +140,7 @@ def _count(number: Any) -> int | None:
 
 
 def server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
-    """Return the server app of a start's arguments; ``failed`` collects reasons of failed evaluations."""
+    """Return the server app that a script starts with arguments ``given``; ``failed`` collects evaluations' errors."""
     config = given.get("config")
     if not isinstance(config, ServerConfig):  # a dictionary or an object of earlier versions of Flower
         plain = config if isinstance(config, dict) else getattr(config, "__dict__", {})
@@ -264,7 +264,7 @@ class ScriptRunner:
             return self._run_from_places(path, arguments, partition, nodes)
 
     def prepare(self, path: Path, arguments: Sequence[str], nodes: int) -> None:
-        """Run a script that makes data, for each client if ``arguments`` name one; ``UserError`` if it fails."""
+        """Run a script that makes data: once, or for each of ``nodes`` clients if ``arguments`` use ``{partition}``."""
         for partition in range(nodes if "{partition" in " ".join(arguments) else 1):
             try:
                 self._tried(path, arguments, partition, nodes)
@@ -396,7 +396,7 @@ class ScriptRunner:
         return UserError(f"{said}; its arguments were {given or 'none'}: name them by --client-args or --server-args.")
 
     def _variable(self, partition: int, nodes: int, original: Any, environ: Any, key: str) -> str:
-        """Return the environment variable ``key``; if missing, what the project's commands set, or a usual value."""
+        """Return the environment variable ``key``; if unset, a value from the project's documents, or a usual one."""
         with suppress(KeyError):
             return original(environ, key)
         asked, asker = sys._getframe(2), caller("<frozen")  # the frame between is the hook's
@@ -420,7 +420,6 @@ class ScriptRunner:
         return value
 
     def _execute(self, path: Path, names: dict[str, Any], calls: _Calls) -> None:
-        """Run a script or a notebook's cells, with global ``names``; an error in a cell is raised after the last."""
         failed, said = list[Exception](), list[str]()
         late = (
             f"{named(path, self.folder)} did not start Flower within {self._longest:.0f} s: a larger --seconds waits."
@@ -445,7 +444,10 @@ class ScriptRunner:
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
-    """Answer a script's ``prompt`` from the standard input or, if it is closed, by the next of the likely answers."""
+    """Answer a script's ``prompt`` from standard input or, if that is closed, by the next of the likely answers.
+
+    ``asked``: number of times that each prompt was asked so far.
+    """
     with suppress(EOFError, RuntimeError, OSError):
         return original(prompt)
     text = str(prompt)

@@ -130,9 +130,9 @@ def holders(folder: Path, module: str, near: Path) -> list[str]:
 
 
 def filled(text: str, partition: int, nodes: int) -> str:
-    """Return ``text`` with a client's number and the number of clients for ``{partition}`` and ``{nodes}``.
+    """Return ``text`` with ``{partition}`` and ``{nodes}`` replaced by a client's number and the number of clients.
 
-    ``{partition+1}`` counts from 1, and ``{partition:a|b}`` gives clients a and b in turn.
+    ``{partition+1}`` counts clients from 1. ``{partition:a|b}`` becomes a, b, a, ... for clients 0, 1, 2, ...
     """
 
     def value(found: re.Match[str]) -> str:
@@ -143,7 +143,7 @@ def filled(text: str, partition: int, nodes: int) -> str:
 
 
 def allowed(values: Sequence[str | None], name: str, kind: str, choices: Sequence[object]) -> list[str]:
-    """Return the ``values`` that an option's ``kind`` (type) and ``choices`` allow, without ``PATH`` and the like."""
+    """Return the ``values`` that fit an option's type ``kind`` and ``choices``, without placeholders like PATH."""
     found, blank = list[str](), {*re.split(r"[-_ ]", f"{name} {_BLANK}")}
     for each in filter(None, values):
         with suppress(ValueError):

@@ -46,9 +46,9 @@ _PARTITIONERS = tuple(f"{kind}Partitioner" for kind in ("Dirichlet", "Distributi
 def drawn_for(
     app: App, files: Path, mirror: Path | None, seed: int, fitted: Mapping[str, int] = {}, *, also: Iterable[Path] = ()
 ) -> Iterator[Drawing]:
-    """Replace data that ``app`` loads and that neither its folder nor ``mirror`` has by random data, within the block.
+    """Replace missing data that ``app`` loads by random data, within the block; data in its folder or ``mirror`` stay.
 
-    ``files``: folder for them. ``fitted``: sizes to draw, by name. ``also``: scripts that load data, too.
+    ``files``: folder for made-up files. ``fitted``: sizes by name, see ``hub_models.fit``. ``also``: further scripts.
     """
     drawing = Drawing(reached_by(app, *also), files, seed, app.config)
     drawing.fitted, drawing.classes = {**fitted}, fitted.get("classes", drawing.classes)
@@ -290,7 +290,7 @@ class Hooks:
         return isinstance(path, str | Path) and Path(path).resolve().is_relative_to(self.drawing.files.resolve())
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
-        """Return the existing file of that name in another folder or case, else ``path``; ``reads``: to be read."""
+        """Return ``path`` or, if it is missing and to be read, a file of that name in another folder or case."""
         if not is_missing(path):
             return path
         plain = Path(str(path).replace("\\", "/"))

@@ -58,7 +58,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptReply(WatchedReply):
-    """A reply to a training message, arrays ``sent`` to the client (by record/name), and what asking again needs."""
+    """A client's reply, with what is needed to repeat the request: message, random ``streams``, arrays ``sent``."""
 
     message: Message
     context: Context
@@ -112,7 +112,7 @@ class TappedGrid(LocalGrid):
 
     @property
     def rounds(self) -> int:
-        """Return the number of rounds that training messages name or, if none, of training messages to one node."""
+        """Return the number of rounds: distinct round numbers in training messages, else such messages to a node."""
         own = ((kind, n) for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train")
         return max((len(self._named[kind]) or n for kind, n in own), default=0)
 
@@ -290,7 +290,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply; return it, or an error reply, and which parameters its arrays held before, if known."""
+        """Defend a reply; return it, or an error reply, and what its arrays held before (``None`` if unknown)."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):

@@ -159,10 +159,10 @@ def _figures(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool = True) -> int:
-    """Count the rows that equal some row of ``known``; 0 if chance may explain these.
+    """Count the ``rows`` that equal a row of the client's data (``known``); 0 if that may be chance.
 
     ``ordered=False`` ignores the order of values in a row. ``natural``: ``True`` if the array was not reshaped to rows;
-    many rows are then evidence even if each has few digits.
+    many matches of short numbers then count, too.
     """
     codes = np.unique(_codes(known, ordered=ordered))
     hits = rows[np.isin(_codes(rows, ordered=ordered), codes)]
@@ -205,7 +205,7 @@ def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
     """Return the bits of evidence that a match of ``row`` is no coincidence.
 
-    Values count and, if ``ordered``, their order; evenly spaced values have 0 unless ``ramps``.
+    Digits of values are evidence and, if ``ordered``, their order. Evenly spaced values give 0 bits unless ``ramps``.
     """
     values = np.asarray(row, dtype=np.float64)
     numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)
@@ -249,10 +249,7 @@ def _written(lines: Sequence[np.ndarray], kind: str) -> Iterator[bytes]:
 
 
 def numbers_in(text: str) -> np.ndarray:
-    """Return the numbers (N,) in a text that consists of numbers, or in a JSON list or object.
-
-    The result is empty for other or too long texts, and for fewer than two numbers.
-    """
+    """Return the numbers (N,) in a text of numbers, or in a JSON list or object; empty for other or too long texts."""
     if len(text) > MOST_LETTERS or not any(letter.isdigit() for letter in text[:1000]):
         return np.zeros(0)
     try:

@@ -121,7 +121,7 @@ def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int], *
 def _is_labels(array: np.ndarray, where: str, loaded: Loaded) -> bool:
     """Return whether ``array`` holds the classes of all examples that the client ``loaded``, in any order.
 
-    For two classes, which may agree by chance, either the order must agree or the name in ``where`` mean labels.
+    Two classes may agree by chance; the order must then agree, too, unless the entry's name ``where`` suggests labels.
     """
     labels = loaded.labels
     if labels is None or array.dtype.kind not in "fiub":
@@ -235,7 +235,7 @@ def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
 
 
 def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | None:
-    """Return (statistic, column, number of examples) of loaded data that explain the number ``value``, or ``None``."""
+    """Find a statistic of loaded data that equals ``value`` (reply's ``key``): (name, column, number of examples)."""
     usual = type(value) in (int, float) and LEAST_STATISTIC <= abs(value) < LARGEST_STATISTIC
     if not usual or _EXAMPLE_COUNTS.search(key):
         return None

@@ -25,7 +25,7 @@ class Sent:
 
 
 def key_of(where: str) -> str:
-    """Return the key of an entry, without its record."""
+    """Return the key in ``where``, which is ``record/key``."""
     return where.partition("/")[2]
 
 

@@ -57,9 +57,10 @@ class Fitted:
 
 
 def leaks_of_nodes(fit: Fitted, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> list[Leak]:
-    """List the leaks in a reply that holds nodes of scikit-learn's trees, pickled or as an array for each field.
+    """List the leaks in a reply that holds nodes of scikit-learn trees that ``fit`` trained.
 
-    ``arrays``: the reply's arrays, by record/name; ``values``: its other entries.
+    The trees may be pickled, or an array for each attribute. ``arrays``, ``values``: the reply's entries, by
+    record/name.
     """
     pickled = {key: array.tobytes() for key, array in arrays.items() if array.dtype == np.uint8 and array.ndim == 1}
     pickled |= {key: value for key, value in values.items() if isinstance(value, bytes)}
@@ -184,7 +185,7 @@ class FromSklearn(nn.Module):
 
 
 class InLayers(nn.Module):
-    """A network of scikit-learn in PyTorch's layers, with copies of its weights; attributes as in ``FromKeras``."""
+    """A scikit-learn network in PyTorch's layers, with copied weights; ``named``, ``layouts``: see ``FromKeras``."""
 
     def __init__(self, network: FromSklearn) -> None:
         super().__init__()
@@ -218,7 +219,6 @@ def sklearn_lent(code: str) -> Iterator[bool]:
 
 
 def _begun(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> None:
-    """Initialize an estimator by ``original``; mark it if the app calls ``partial_fit`` only to create its weights."""
     original(estimator, *args, **kwargs)
     codes = (frame.f_code for frame, _ in traceback.walk_stack(None))
     estimator._is_made = any(_MAKES.search(c.co_name) and not _NOT_ITS_OWN.search(c.co_filename) for c in codes)

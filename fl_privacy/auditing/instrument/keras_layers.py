@@ -103,10 +103,7 @@ class FromKeras(nn.Module):
         self._add(network, 0)
 
     def _add(self, network: Any, entry: int) -> int:
-        """Add the layers of ``network``; return the number of its output.
-
-        ``entry``: number of its input. 0 is the outermost network's input, n + 1 the output of layer n.
-        """
+        """Add the layers of ``network``; ``entry``: number of the tensor that they take. Return that of the output."""
         sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
         layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]
         if _has_own_code(network):
@@ -309,7 +306,7 @@ class _Reshaped(nn.Module):
 
 
 def _turned() -> nn.Module:
-    """Return a layer that exchanges steps and channels of windows (B, T, F), which come last in Keras."""
+    """Return a layer that swaps the last two axes, steps and channels, of windows (B, T, F)."""
     return _Applied(lambda windows: windows.mT)
 
 

@@ -139,10 +139,9 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
 def _by_scale(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor], known: Mapping[str, str], *, divides: bool
 ) -> dict[str, tuple[str, np.ndarray]]:
-    """Map arrays that are multiples or integer codes of ``values`` to (name of the value, decoded array).
+    """Find arrays that are multiples of ``values``, or quantized: array -> (value's name, decoded array).
 
-    ``known``: arrays matched before, with their values' names; both are left out. If ``divides``, a multiple is divided
-    by its factor, else only by the factor's sign.
+    ``known``: array -> name of the value matched before; both are skipped. ``divides=False`` corrects only the sign.
     """
     left = _left(values, known.values())
     found: dict[str, tuple[str, np.ndarray]] = {}
@@ -182,7 +181,7 @@ def _meant(array: np.ndarray, value: np.ndarray, *, divides: bool, named: bool) 
 
 
 def _scaled(array: np.ndarray, value: np.ndarray) -> Iterator[np.ndarray]:
-    """Decode integer codes to values nearest to ``value``: by one scale, by one with an offset, and by one per row."""
+    """Yield decodings of the integer codes ``array``, nearest to ``value``: by a scale, with an offset, by row."""
     plain = array.astype(np.float64)
     codes = [(plain, None), *([(plain - plain.mean(), None)] if array.size >= LEAST_CODES else [])]
     by_row = [(plain, tuple(range(1, array.ndim)))] if array.ndim > 1 and array[0].size >= LEAST_CODES else []
@@ -245,8 +244,8 @@ def memories_in(
     """List the uploaded parameters and buffers in which the client stored a value or vector for each example.
 
     ``parameters``: uploaded array -> name in the model. ``before``, ``after``: name -> values before and after the
-    training. ``moved``: names that are not searched, because a gradient or a mean over batches changed them.
-    ``counts``: possible numbers of examples.
+    training. ``moved``: names of values that a gradient or a mean over batches changed; they are skipped. ``counts``:
+    possible numbers of examples. ``labels``: the client's classes (N,), to recognize them if stored.
     """
     found = []
     for key, name in parameters.items():

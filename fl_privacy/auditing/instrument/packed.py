@@ -36,7 +36,8 @@ MOST_TRIES = 50_000  # largest number of tried combinations of values, places an
 class Spread:
     """A parameter that was uploaded in another form than one array of its shape.
 
-    ``values``: its values; others than those uploaded are zero, or as sent. ``sources``: names of arrays with values.
+    ``values``: whole parameter, with zeros, or the values that the server sent, for elements that were not uploaded.
+    ``sources``: names of arrays that hold the uploaded values.
     """
 
     name: str
@@ -146,7 +147,6 @@ def _inflated(content: bytes) -> bytes | None:
 
 
 def _plain(content: bytes) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (dtype, numbers) for each float dtype in which the bytes have a mean magnitude plausible for weights."""
     for kind in ("<f4", "<f8", "<f2"):
         if len(content) % int(kind[-1]) == 0:
             numbers = np.frombuffer(content, kind)
@@ -176,11 +176,11 @@ def spread(
     trained: Collection[str],
     base: Mapping[str, np.ndarray] | None,
 ) -> list[Spread]:
-    """Find parameters that were sent sparsely (values with indices or a mask) or joined to one array.
+    """Find parameters that were sent sparsely (values with indices or a mask), or joined to one array.
 
-    Indices count within one parameter, or within all parameters joined. ``arrays``: arrays of the reply, except those
+    Indices are positions in one parameter, or in all parameters joined. ``arrays``: arrays of the reply, except those
     that hold one whole parameter. ``values``: parameter -> values after the observed training. ``trained``: names of
-    trained parameters; a joined array may omit the untrained. ``base``: parameter -> values of elements that were not
+    trained parameters; a joined array may omit the others. ``base``: parameter -> values of elements that were not
     uploaded; ``None`` for zero.
     """
     left = {name: value for name, value in values.items() if value.dtype.kind == "f" and value.size}
@@ -229,7 +229,7 @@ def _orders(values: Mapping[str, np.ndarray], trained: Collection[str]) -> Itera
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """Uploaded values ``numbers`` (K,) and their indices ``places`` (K,) in the joined parameters ``target``."""
+    """Uploaded values ``numbers`` (K,) and their indices ``places`` (K,) in the concatenated parameters ``target``."""
 
     target: Sequence[str]
     places: np.ndarray
@@ -258,10 +258,10 @@ class _Search:
     def find(
         self, key: str, numbers: np.ndarray, targets: Sequence[Sequence[str]], whole: Collection[str]
     ) -> _Placed | None:
-        """Find the parameters whose values an uploaded array holds: the first of ``targets``, or ``None``.
+        """Find the parameters whose values the uploaded array ``key`` holds; return the first match, or ``None``.
 
-        The values are ``numbers``, in the array ``key``; another array may hold their indices. ``targets``: lists of
-        parameters, which are joined. Those in ``whole`` may be sent without indices.
+        ``numbers``: values in that array; another array may hold their indices. ``targets``: lists of parameters to
+        try, each list joined. ``whole``: parameters that may be sent without indices.
         """
         at = {other: place for place, other in enumerate(self.order)}
         free = (other for other in self.places if other != key and other not in self.used)

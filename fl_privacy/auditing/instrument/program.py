@@ -42,7 +42,7 @@ class Own:
 
 
 def graph_entries(value: Any) -> dict[str, Any] | None:
-    """Return the tensors, or their placeholders, in a PyTorch Geometric graph by key; ``None`` for other objects."""
+    """Return a PyTorch Geometric graph's tensors by key, or their recorded placeholders; ``None`` if no graph."""
     if isinstance(value, Tensor | Mapping | type) or not hasattr(value, "edge_index") or not hasattr(value, "to_dict"):
         return None
     return {key: each for key, each in value.to_dict().items() if isinstance(each, Tensor | Ref | Own)}
@@ -90,7 +90,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Recorded computation from a batch to its loss: calls whose arguments and results are tensors with numbers."""
+    """Recorded computation from a batch to its loss: calls, whose tensors are named by numbers."""
 
     calls: tuple[Call, ...]
     constants: Mapping[int, Tensor]  # tensors by number that were computed earlier, detached
@@ -304,7 +304,7 @@ def _loaded(way: Program) -> Program:
 
 
 def _as_one_batch(ways: Sequence[Program]) -> Program | None:
-    """Merge recorded programs into one on their concatenated batches; ``None`` if their calls differ."""
+    """Merge programs (``ways``), each recorded on one batch, into one on all batches; ``None`` if calls differ."""
     ways = [_loaded(way) for way in ways]
     first, joined, sizes = ways[0], dict[int, Tensor](), tuple[int, ...]()
     if any(way.steps() != first.steps() or way.constants.keys() != first.constants.keys() for way in ways):
@@ -326,13 +326,13 @@ class _InDouble(TorchFunctionMode):  # of code that casts to single precision
 
 
 class ReplayModel(nn.Module):
-    """The client's recorded program as a network of inputs in [0, 1]: pixels, rows or vectors.
+    """The client's recorded program as a network whose inputs are in [0, 1]: pixels, rows or vectors.
 
     Outputs are (B, K), the K values that enter the client's loss; or, if the loss is included, (B, 1) with the batch's
     loss in every row. Inputs that are not reconstructed, such as categories, keep their recorded values.
 
     Args:
-        variables: numbers of the reconstructed tensors, whose first axis is the batch.
+        variables: numbers, in the program, of the input tensors to reconstruct; their first axis is the batch.
         shapes: shape of one example of each variable.
         ranges: ``low`` and ``scale`` of each variable, broadcast over an example for ``input = low + scale * value``.
         output: number of the tensor (B, K) before the loss; ``None`` includes the loss.
@@ -364,7 +364,7 @@ class ReplayModel(nn.Module):
         return (inputs.float() - self.get_buffer("low0")) / self.get_buffer("scale0")
 
     def entered(self, values: Tensor) -> list[Tensor]:
-        """Convert ``values`` (B, ...) in [0, 1] to inputs of the client's code, one tensor for each variable."""
+        """Convert ``values`` (B, ...) in [0, 1] to the inputs' own ranges; return a tensor for each attacked input."""
         parts = values.flatten(1).split([math.prod(shape) for shape in self.shapes], 1)
         shaped = (part.reshape(len(values), *shape) for part, shape in zip(parts, self.shapes, strict=True))
         return [getattr(self, f"low{k}") + getattr(self, f"scale{k}") * each for k, each in enumerate(shaped)]
@@ -397,10 +397,10 @@ class ReplayModel(nn.Module):
 
 
 def fixed_inputs(program: Program, variables: Sequence[int], examples: int, *, whole: bool = False) -> tuple[int, ...]:
-    """Return numbers of constants that modules take and that have an entry for each of the ``examples``.
+    """Return the network's inputs that are not reconstructed: numbers of constants with ``examples`` rows.
 
-    ``variables`` (inputs that are reconstructed) are left out. If ``whole``, include constants passed to other
-    functions, such as the loss.
+    ``variables``: numbers of the reconstructed inputs. ``whole=True`` adds constants that are not passed to modules,
+    but to other functions, such as the loss.
     """
     constants = program.constants
     taken = [number for call in program.calls if call.part >= 0 for number in call.taken]

@@ -70,7 +70,7 @@ class Watched:
         return {name: value.detach() for name, value in self._named()}
 
     def keep_values(self) -> None:
-        """Copy parameters and buffers not yet in ``before``; all again if one changed before the first step."""
+        """Copy new parameters and buffers to ``before``; copy all again if one changed before the first step."""
         named, kept = dict(self._named()), self.before
         known = [
             (kept[name], value) for name, value in named.items() if isinstance(value, nn.Parameter) and name in kept
@@ -116,7 +116,7 @@ class _Mode(TorchFunctionMode):
 
 
 class TrainingWatch:
-    """Records what happens in a training inside a ``with`` block of ``looking``.
+    """Records what happens in a training within ``with watch.looking() as seen``.
 
     ``program``: ``True`` also records the computation of the first loss. ``only``: limit of the training's examples.
     ``late``: whether the training has lasted too long; each pass over the data then has one small batch.
@@ -488,7 +488,7 @@ def replaced(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None
 
 @contextmanager
 def state_kept(clients: Sequence[object]) -> Iterator[None]:
-    """Restore the networks and optimizers that ``clients`` hold when the block ends."""
+    """At the end of the block, restore the state that the networks and optimizers of ``clients`` had at its start."""
     holders = chain(clients, *(getattr(client, "__dict__", {}).values() for client in clients))
     inner = chain.from_iterable(getattr(h, "__dict__", {}).values() for h in holders if not isinstance(h, type))
     parts = (each for each in inner if isinstance(each, nn.Module | torch.optim.Optimizer))

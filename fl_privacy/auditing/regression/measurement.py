@@ -116,8 +116,8 @@ def measured(
 def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
     """Measure the reconstructions in the ``folder`` of a run, an attack or an audit.
 
-    Only the attacker and the round with the greatest mean leakage count. ``UserError`` if ``folder`` holds no finished
-    run, nothing was attacked, or the attack failed on an image.
+    Of several attackers and rounds, those with the greatest mean leakage are measured. ``UserError`` if ``folder``
+    holds no finished run, nothing was attacked, or the attack failed on an image.
     """
     run = read_run(folder)
     if not run.finished:
@@ -375,7 +375,7 @@ def _sentence(before: Measurement, now: Measurement, change: Statistic, p: float
 
 
 def expect_enough(uploads: Sequence[int]) -> None:
-    """Raise ``UserError`` unless ``uploads`` has at least ``FEWEST`` different ones."""
+    """Raise ``UserError`` if the images come from fewer than ``FEWEST`` uploads; ``uploads``: upload of each image."""
     if (found := len(set(uploads))) < FEWEST:
         raise UserError(
             f"At least {FEWEST} independent uploads are expected in both measurements, but got {found}: with fewer no"
@@ -413,7 +413,7 @@ def read_baseline(path: Path) -> dict[str, Measurement]:
 
 
 def write_baseline(path: Path, measurements: Mapping[str, Measurement]) -> None:
-    """Write ``measurements`` by name to a file, with mean and interval for human readers."""
+    """Write ``measurements`` by name to a file, with mean and confidence interval for human readers."""
     tests = {}
     for name, measurement in sorted(measurements.items()):
         found = measurement.statistic

@@ -116,8 +116,8 @@ class LeakageCheck:
 def verdict_on(mechanism: Any, *, claimed: float, delta: float, **asked: Any) -> ClaimVerdict:
     """Test statistically whether ``mechanism`` contradicts a ``claimed`` epsilon at ``delta``.
 
-    ``mechanism``: a defense, a function from an update to the upload, or a Flower mod or strategy. ``asked``: further
-    fields of ``dp_check.check.DpCheckRequest``, such as rounds, clip_norm, draws. ``UserError`` for others.
+    ``mechanism``: a defense, a function from an update to the upload, or a Flower mod or strategy; ``UserError`` for
+    others. ``asked``: further fields of ``dp_check.check.DpCheckRequest``, such as rounds, clip_norm, draws.
     """
     from fl_privacy.defenses import Defense  # noqa: PLC0415
     from fl_privacy.dp_check.check import DpCheckRequest, tested  # noqa: PLC0415

@@ -123,9 +123,10 @@ ENOUGH_SECONDS = 20.0  # CPU seconds of a round above which it is not repeated
 def measure_nodes(
     runs: Sequence[Path], *, memory: int, core: int | None = None, repeats: int = 3, trust: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Measure a client's round of each run in ``runs``, add it to the run's records, and yield a line for the user.
+    """Measure time, memory and energy of a client's round within limits, for each of ``runs``; add them to its records.
 
-    ``UserError`` if a folder has no run, or if a client fails for another reason than its memory.
+    Yield a line on each run. ``UserError`` if a folder has no run, or if a client fails for another reason than its
+    memory.
 
     Args:
         runs: folders of finished runs or sweeps.

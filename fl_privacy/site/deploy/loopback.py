@@ -141,7 +141,10 @@ class LoopbackFederation:
         self._processes[name].wait()
 
     def wait_for(self, name: str, ready: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
-        """Wait until ``ready()``; ``UserError`` if process ``name`` ends or does not do ``what`` in ``seconds``."""
+        """Wait until ``ready()``; ``UserError`` if the process ``name`` ends, or ``seconds`` pass.
+
+        ``what``: what the process is expected to do, for the error.
+        """
         deadline = time.monotonic() + seconds
         while not ready():
             if (status := self.ended(name)) is not None and not ready():
@@ -179,7 +182,7 @@ class LoopbackFederation:
 
 @contextmanager
 def loopback_federation(federation: LoopbackFederation) -> Iterator[LoopbackFederation]:
-    """Make the folder of ``federation``, which runs on this machine; end its processes when the context ends."""
+    """Create the folder of ``federation``, all on this machine; end its processes when the block ends."""
     federation.folder.mkdir(parents=True, exist_ok=True)
     try:
         yield federation
@@ -212,7 +215,10 @@ UNREGISTERED, UNKNOWN_AUTHORITY = "unregistered node", "another authority"
 
 
 def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
-    """Try a deployment on this machine; return 0 if all steps succeed, else 1. ``UserError`` if a node has a policy."""
+    """Start a deployment's server and nodes on this machine and train a small app; return 0 on success, else 1.
+
+    ``say``: function that gets lines on the progress. ``UserError`` if a node has a policy (site.yaml).
+    """
     deployment = Deployment.read(folder)
     nodes = [deployment.node(number) for number in range(deployment.nodes)]
     if behind := [node for node in nodes if (node / "site.yaml").exists()]:

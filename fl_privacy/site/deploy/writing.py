@@ -63,9 +63,10 @@ class Deployment:
 
 
 def write_deployment(folder: Path, *, nodes: int, host: str, port: int, policy: str = "") -> Path:
-    """Write keys, certificates, scripts, services and an app into ``folder``, and return its README.
+    """Write all that a Flower federation of one SuperLink and ``nodes`` SuperNodes needs; return the README's path.
 
-    Existing secrets are kept. Only the owner may access the folder. A ``policy``, one of ``site.gate.READY``, becomes
+    Keys, certificates, scripts, services and an app go into ``folder``, which only its owner may access; existing
+    secrets are kept. ``host``, ``port``: address of the SuperLink. A ``policy``, one of ``site.gate.READY``, becomes
     the first site.yaml of each node, which limits what its app receives and sends. ``UserError`` if a value is out of
     range, or the folder was written for another host.
     """

@@ -45,14 +45,14 @@ _open = set["Apart"]()
 
 
 class Apart:
-    """Process that gives up its rights and then runs third-party code.
+    """Process that gives up its access to files and network, and then runs third-party code.
 
-    The process has no terminal and no file descriptor of its parent, which must ``close`` it. Deadlines are those of
-    ``time.monotonic``. ``OSError`` if no process, thread, folder or pipe is available.
+    The process has no terminal and no file descriptor of its parent; the parent must call ``close``. Deadlines are
+    those of ``time.monotonic``. ``OSError`` if no process, thread, folder or pipe is available.
 
     Args:
         module: module to run, which reports its ``Isolation`` in reply to the first message.
-        wishes: resources that the process may use; a new folder is set as its ``temporary``.
+        wishes: resources that the process may use; ``wishes.temporary`` is replaced by a new folder.
         variables: environment variables in addition to those in ``GIVEN``, which the parent passes on.
     """
 
@@ -146,10 +146,7 @@ class Apart:
                     raise self._ended() from error
 
     def receive(self, most: int, deadline: float) -> list[bytes]:
-        """Return the parts of the app's next message.
-
-        ``RefusedError`` if it does not arrive by ``deadline``, or has more than ``most`` bytes.
-        """
+        """Return the parts of the app's next message; ``RefusedError`` after ``deadline``, or beyond ``most`` bytes."""
         (number,) = struct.unpack(">Q", self._bytes(8, deadline))
         if not 0 < number <= MOST_PARTS:
             raise RefusedError("size", f"the app replied {number} parts, and at most {MOST_PARTS} are read; send fewer")

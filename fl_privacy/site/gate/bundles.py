@@ -59,7 +59,7 @@ class Runs:
     Attributes:
         allow: allowed bundles, each by its ``fab`` (SHA-256), ``key`` (a name in ``keys``), or ``app`` and ``version``.
         keys: Ed25519 public keys by name.
-        approve: kind of runs that wait for ``fl-privacy policy approve``, see ``APPROVE``.
+        approve: runs that need ``fl-privacy policy approve``: ``never`` (none), ``others`` (not allowed), ``each run``.
         install: ``from-index`` installs missing packages from the site's index, ``never`` does not.
         versions: ``any`` accepts packages of other versions than required, ``stated`` does not.
     """
@@ -203,7 +203,7 @@ _PYTHON = "Python "
 def _unmet(
     wanted: Requirement, seen: set[tuple[str, str]], *, any_version: bool, extra: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield (requirement, reason) if ``wanted``, or what its extras require, is not installed or another version."""
+    """Yield (requirement, reason) for unmet requirements: ``wanted`` and those of its extras not yet in ``seen``."""
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
         return
     text = str(wanted).partition(";")[0].strip()  # the marker holds, and pip knows no extra
@@ -263,8 +263,7 @@ def _pip(arguments: Sequence[str], work: str) -> str:
 def signers_of(bundle: Bundle, signatures: Sequence[tuple[bytes, bytes]], keys: Mapping[str, str]) -> list[str]:
     """Return the names in ``keys`` whose keys signed ``bundle``.
 
-    ``signatures``: pairs (message, signature); a message must end with the bundle's digest. ``keys``: in OpenSSH's
-    format.
+    ``signatures``: pairs (message, signature); a message must end with the bundle's digest. ``keys``: OpenSSH's format.
     """
     found = dict[str, None]()
     for name, text in keys.items():

@@ -89,7 +89,7 @@ def _more_bits(number: int, random: Bytes) -> int:
 
 @lru_cache(maxsize=1)
 def _cumulative() -> tuple[int, ...]:
-    """Return 2^256 times P(k <= 0), P(k <= 1), ... for a proposed k; the last entry is 2^256."""
+    """Return 2^256 times P(k <= 0), P(k <= 1), ... for k in a proposed sample k s + j; the last entry is 2^256."""
     sums = list(accumulate(exp_of_minus(k * k, 2) for k in range(_LARGEST_K)))
     return tuple((one << _PRECISION) // sums[-1] for one in sums)
 

@@ -29,7 +29,7 @@ class ExhaustedError(UserError):
 
 @dataclass(frozen=True)
 class Moment:
-    """Point in time."""
+    """Time by the clock and by the machine's uptime, to notice if the clock was set."""
 
     clock: float  # seconds since 1970 by the clock, which anybody may have set
     boot: str = ""  # random name of the machine's boot; empty if unknown
@@ -44,7 +44,7 @@ class Moment:
 
 
 def moment_now() -> Moment:
-    """Return the present moment of this machine."""
+    """Return the time now."""
     boot = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
@@ -56,21 +56,21 @@ class Entry:
     """Entry of the ledger: one message to the app.
 
     It is written with the outcome ``ASKED`` before the app gets the message. After the reply, a line with the same
-    number states the outcome; an entry without an outcome counts like a reply that left.
+    number states the outcome; without an outcome, the cost of a reply is counted.
 
     Attributes:
-        when: seconds since 1970 by the ledger's own time, which never runs back.
+        when: seconds since 1970 by the ledger's own time, which follows ``up`` and never runs back.
         kind: ``train``, ``evaluate`` or ``query``; ``run`` for a refused run, ``mended`` for a line that a crash cut
             off.
-        outcome: ``ASKED``, ``sent``, or, if nothing left, ``refused`` or ``failed``.
+        outcome: ``ASKED``, ``sent``, or, if no reply was sent, ``refused`` or ``failed``.
         rho: privacy cost (zCDP) of the weights in the reply; 0 without weights, ``None`` without noise. A refused reply
             costs as much, since an app may choose to fail.
         policy: beginning of the SHA-256 of the policy's file.
         before: SHA-256 of the previous line.
         fab: SHA-256 of the run's app bundle; empty for an installed app.
         approved_by: user or rule that approved the run.
-        left: description of what left, set with the outcome.
-        clock, boot, up: moment of writing: time, id of the machine's boot, seconds since then.
+        left: description of what was sent, set with the outcome.
+        clock, boot, up: machine's time of writing, see ``Moment``.
     """
 
     number: int

@@ -88,7 +88,7 @@ ONE_BY_ONE = "OPEN but for each process's own memory"
 
 
 def keep_apart(wishes: Wishes) -> Isolation:
-    """Fork twice and isolate the grandchild, in which alone this function returns; return the isolation obtained.
+    """Fork twice and isolate the grandchild; return the isolation obtained, in the grandchild only.
 
     The caller limits memory and processes; its child waits for the grandchild. If one of the three ends, so do the
     others. Without namespaces, or with several threads, nothing is forked. ``wishes``: resources that remain available.
@@ -231,7 +231,10 @@ def _folder(place: Path) -> str:
 
 
 def _unsealed(bound: Iterable[str], root: str, empty: str) -> Iterator[str]:
-    """Mount an overlay over each folder below ``root``, which disconnects sockets and pipes; yield those that fail."""
+    """Hide sockets in the folders ``bound`` below ``root`` by overlay mounts; yield folders where this fails.
+
+    ``empty``: an empty folder, which overlays need.
+    """
     for bare in bound:
         target, real = root + bare, os.path.realpath(bare)
         if not os.path.lexists(target) or os.path.isfile(real) or real.startswith("/sys/"):  # noqa: PTH113
@@ -268,7 +271,7 @@ def _escaped(place: str) -> str:
 
 
 def readable(wishes: Wishes) -> list[str]:
-    """Return the paths that an isolated app may read: Python, its packages, and the system's libraries."""
+    """Return paths that an isolated app may read: Python, packages and system libraries, not ``wishes.temporary``."""
     python = [sys.prefix, sys.base_prefix, sys.exec_prefix, *(entry for entry in sys.path if entry)]
     found = dict.fromkeys(str(Path(each).absolute()) for each in python)
     return [*SYSTEM, *SETTINGS, *(each for each in found if each != wishes.temporary)]

@@ -28,11 +28,12 @@ class LedgerError(UserError):
 class Ledger:
     """File that records each message to a site's apps and its privacy cost; several processes may share it.
 
-    The anchor, a file in another folder, has number and digest of the last entry, so that an old ledger is noticed,
-    unless the anchor is as old. ``LedgerError`` if a file is inside the other's folder.
+    A second file, the anchor, has number and digest of the last entry, to notice if an older ledger takes the place of
+    the current one. ``LedgerError`` if one path is inside the other.
 
     Args:
-        path: ledger's file, private to its owner; made unless an anchor shows that it was deleted.
+        path: ledger's file, private to its owner; created, unless the anchor shows that one was deleted.
+        anchor: anchor's file, best in another folder.
         clock: function that returns the time as ``Moment`` or as seconds since 1970.
     """
 
@@ -46,7 +47,7 @@ class Ledger:
         self._time = YEARS[0]
 
     def account(self) -> Account:
-        """Return the total of all entries; ``LedgerError`` if the ledger or its anchor was altered."""
+        """Return the totals of all entries; ``LedgerError`` if the ledger or its anchor was altered."""
         with self._locked() as descriptor:
             return self._read(descriptor)
 
@@ -63,10 +64,10 @@ class Ledger:
         fab: str = "",
         approved_by: str = "",
     ) -> Account:
-        """Write an entry (see :class:`Entry`) before the app gets a message, and return the new total.
+        """Write an entry before the app gets a message; return the totals of all entries.
 
-        ``ExhaustedError`` beyond ``limits``; ``LedgerError`` if writing fails, or if the ledger or its anchor was
-        altered.
+        Arguments are fields of :class:`Entry`. ``ExhaustedError`` beyond ``limits``; ``LedgerError`` if writing fails,
+        or if the ledger or its anchor was altered.
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)
@@ -77,10 +78,10 @@ class Ledger:
             return self._write(descriptor, account, entry)
 
     def settle(self, number: int, outcome: str, rho: float | None, left: str = "") -> Account:
-        """Write the outcome of the open entry ``number``, and return the new total.
+        """Write the outcome of the open entry ``number``, and return the totals of all entries.
 
-        ``rho``: privacy cost of the entry, or 0 if weights without noise did not leave. ``left``: description of what
-        left. ``LedgerError`` if the entry is not open, writing fails, or the files were altered.
+        ``rho``: privacy cost (zCDP) of the entry; ``None`` if weights were sent without noise. ``left``: description of
+        what was sent. ``LedgerError`` if the entry is not open, writing fails, or the files were altered.
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)
@@ -113,7 +114,7 @@ class Ledger:
         return found
 
     def _next(self, account: Account, **parts: Any) -> Entry:
-        """Return the next entry; it is dated by the time passed, so that a changed clock allows no further rounds."""
+        """Return the next entry, with fields ``parts``; it is dated by uptime, which nobody can set."""
         now = self._clock()
         moment = now if isinstance(now, Moment) else Moment(now)
         if not YEARS[0] <= moment.clock <= YEARS[1]:

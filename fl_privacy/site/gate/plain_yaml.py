@@ -40,7 +40,7 @@ PlainLoader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0
 
 
 def loaded(content: bytes, name: str) -> object:
-    """Parse YAML without aliases and duplicate keys; ``UserError`` that begins with ``name`` for other content."""
+    """Parse YAML without aliases and duplicate keys; ``UserError`` about ``name`` for other content."""
     try:
         return yaml.load(content, PlainLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -49,7 +49,7 @@ def loaded(content: bytes, name: str) -> object:
 
 
 def mapping(where: str, given: object) -> Mapping[str, Any]:
-    """Return ``given``, or an empty mapping for ``None``; ``UserError`` on ``where`` if it is no mapping of names."""
+    """Return ``given`` if it is a mapping with text keys, empty for ``None``, else raise ``UserError`` on ``where``."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):

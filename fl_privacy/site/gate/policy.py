@@ -52,13 +52,13 @@ class Receives:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays:
-    """Rule for arrays that an app may send: those received, with the same names and shapes, or its own (``lists``).
+    """Rule for arrays that an app may send: those received, with the same names and shapes, or new ones (``lists``).
 
     Attributes:
         dtypes: allowed floating-point types of received arrays, or allowed types of ``lists``.
-        counters: ``received`` to send whole numbers as they came in, ``sent`` to send the app's.
-        record: name of the only record of arrays; ``None`` keeps the received names.
-        lists: name -> largest shape of an array that the app makes; either all of these arrays leave or none.
+        counters: ``received`` to return whole numbers as they were received, ``sent`` to send those of the app.
+        record: name of the reply's only record of arrays; ``None`` for the received records' names.
+        lists: name -> largest shape of a new array; either all of these arrays are sent or none.
     """
 
     dtypes: tuple[str, ...] = ("float32",)
@@ -97,7 +97,7 @@ class Protect:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Privacy budget of the node's data."""
+    """Privacy budget of the node's data, and the two files that record what is spent."""
 
     epsilon: float | None  # largest epsilon; ``None`` for no limit
     delta: float
@@ -123,11 +123,11 @@ class SitePolicy:
     """Policy of a site, as stated in its file.
 
     Attributes:
-        runs: rules for apps that come with a run; ``None`` if only an installed app runs.
+        runs: rules for apps sent with a run; ``None`` if only an installed app runs.
         sends: allowed replies by kind of message, such as ``train`` or ``query.stats``; other kinds are refused.
         drops: ``True`` removes unnamed content if possible, instead of refusing the whole reply.
         bare: ``True`` hides the reasons of refusals from the coordinator.
-        every_seconds: seconds after a message, or a multiple of them, at which its reply leaves; 0 for at once.
+        every_seconds: a reply is sent this time after the message, or a multiple of it; 0 sends at once.
         digest: beginning of the file's SHA-256.
     """
 
@@ -157,7 +157,7 @@ class SitePolicy:
         )
 
     def rho(self, kind: str) -> float | None:
-        """Return the privacy cost (zCDP) of a reply to ``kind``: 0 without weights, ``None`` if they get no noise."""
+        """Return a reply's privacy cost (zCDP) by the message's ``kind``: 0 without weights, ``None`` without noise."""
         reply = self.reply(kind)
         if reply is None or reply.arrays is None:
             return 0.0

@@ -21,7 +21,7 @@ _BLOCK = 1 << 15  # number of values processed at once, which fit into a process
 
 @dataclass(frozen=True, kw_only=True)
 class Noising:
-    """Settings of clipping and noise."""
+    """How a site clips, and adds noise to, the model's change in a client's reply."""
 
     clip_norm: float  # largest l2 norm of the change of all arrays together, above 0
     noise_multiplier: float  # noise's standard deviation on each value, divided by ``clip_norm``; from 1/1000 to 1000
@@ -54,9 +54,9 @@ def noised(
 ) -> list[npt.NDArray[np.generic]]:
     """Return ``received`` plus the clipped and noised change to ``replied``, in the types of ``received``.
 
-    ``noising``: clipping, noise, and a step to whose multiples both are rounded; they are added as integers, so that
-    the result depends only on their sum and ``received``. All arrays are finite. ``draw``: function from a number to
-    that many values of noise.
+    ``noising``: settings; change and noise are rounded to multiples of its ``step`` and added as integers, so that the
+    result depends only on their sum and ``received``. Arrays are finite. ``draw``: function from a number N to N
+    integers.
     """
     flat = [(before.reshape(-1), after.reshape(-1)) for before, after in zip(received, replied, strict=True)]
     pieces = [piece for pair in flat for piece in zip(*map(_cut, pair), strict=True)]
@@ -74,7 +74,7 @@ def noised(
 
 
 def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
-    """Return the change between ``pieces`` (before, after), flat, clipped, and in multiples of ``noising.step``."""
+    """Return the differences of ``pieces`` (before, after) in one vector, clipped, in multiples of ``noising.step``."""
     largest = max((float(np.abs(_change(*piece)).max(initial=0.0)) for piece in pieces), default=0.0)
     norm = 0.0
     if largest > 0:
