@@ -234,7 +234,7 @@ class SeenNetwork(TextModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeenTexts:
-    """Token ids ``words`` (N, L) of loaded batches, -1 for padding; ``number``: index of the transformer's module."""
+    """Token ids ``words`` (N, L) of loaded batches, -1 for padding; ``number``: transformer's place in the modules."""
 
     number: int
     words: Sequence[Tensor]

@@ -282,7 +282,7 @@ def written(drawing: Drawing, path: Path) -> Path:
 
 
 def opened(drawing: Drawing, path: Path, mode: str) -> Any:
-    """Return an open made-up file if ``path`` is a missing pickle or certificate; ``None`` for other files."""
+    """If ``path`` is a missing pickle or certificate, return an open file with made-up content, else ``None``."""
     if path.suffix.lower() in PICKLES and "b" in mode:
         return Pickle(path)
     if path.suffix.lower() not in CERTIFICATES:
