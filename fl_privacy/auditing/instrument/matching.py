@@ -5,7 +5,6 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -259,12 +258,10 @@ def memories_in(
 
 def averaged(modules: Sequence[nn.Module], names: Mapping[int, str]) -> set[str]:
     """Return the names of running statistics of normalization layers; ``names``: tensors' names by ``id``."""
-    layers, kept = [layer for module in modules for layer in module.modules()], list[Any]()
-    for layer in layers:
-        kept += layer.buffers() if isinstance(layer, nn.modules.batchnorm._NormBase) else []
-        of_keras = (getattr(layer, f"moving_{name}", None) for name in ("mean", "variance"))
-        kept += [getattr(each, "value", None) for each in of_keras]
-    return {names[id(each)] for each in kept if id(each) in names}
+    layers = (layer for module in modules for layer in module.modules())
+    normalizing = (layer for layer in layers if isinstance(layer, nn.modules.batchnorm._NormBase))
+    found = {names[id(buffer)] for layer in normalizing for buffer in layer.buffers() if id(buffer) in names}
+    return found | {name for name in names.values() if name.endswith(("moving_mean", "moving_variance"))}  # of Keras
 
 
 def _memory(
