@@ -272,7 +272,8 @@ def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str,
         return
     saved = "layers." if "load_model" in code else "?"  # whose layers the code does not name
     used = [each for each in names if saved in each or re.search(rf"\b{re.escape(each.rpartition('.')[2])}\b", code)]
-    for root, each in product([package, f"{package}._tf_keras.keras"][: 1 + (package == "keras")], used):
+    of_keras = [f"{package}._tf_keras.keras", *["tensorflow.keras"] * ("from tensorflow.keras" in code)]
+    for root, each in product([package, *of_keras * (package == "keras")], used):
         if not isinstance(attempt(partial(resolve_name, root)), Failure):
             home, _, name = f"{root}.{each}".rpartition(".")
             yield home, name, each
