@@ -236,13 +236,20 @@ def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list
     Yield a list of those used so far, which is ``asked`` if given.
     """
     asked = [] if asked is None else asked
+
+    def dropped(original: Any, table: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.keys() & {"columns", "index"} and "axis" in kwargs:  # which says the same, and pandas 3.1 refuses
+            asked.extend({"pandas.DataFrame.drop(axis=)"} - {*asked})
+            del kwargs["axis"]
+        return original(table, *args, **kwargs)
+
     with ExitStack() as stack:
         # as before pandas 3, columns of texts take other values
         if "pandas" in code and importlib.util.find_spec("pandas") is not None:
             with warnings.catch_warnings(), suppress(KeyError):
                 warnings.simplefilter("ignore")
                 stack.enter_context(importlib.import_module("pandas").option_context("future.infer_string", False))
-            stack.enter_context(replaced(importlib.import_module("pandas").DataFrame, "drop", partial(_dropped, asked)))
+            stack.enter_context(replaced(importlib.import_module("pandas").DataFrame, "drop", dropped))
         for package, names in EARLIER["older"].items():
             for home, name, whole in _homes(code, package, names):
                 _lend_name(stack, home, name, names[whole], asked)
@@ -257,13 +264,6 @@ def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list
                     owner = owner_of(owner, called) if isinstance(owner, type) else owner
                     stack.enter_context(replaced(owner, called, lend))
         yield asked
-
-
-def _dropped(asked: list[str], original: Any, table: Any, *args: Any, **kwargs: Any) -> Any:
-    if kwargs.keys() & {"columns", "index"} and "axis" in kwargs:  # which says the same, and pandas refuses
-        asked.extend({"pandas.DataFrame.drop(axis=)"} - {*asked})
-        del kwargs["axis"]
-    return original(table, *args, **kwargs)
 
 
 def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
