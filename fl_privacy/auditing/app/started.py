@@ -333,6 +333,9 @@ class ScriptRunner:
                         self._loggers.add(each)
 
             stack.enter_context(_taken_over(calls, self.heard))
+            if "ray.init" in code_of(self.folder):  # nothing needs it here
+                with suppress(ImportError):
+                    stack.enter_context(replaced(importlib.import_module("ray"), "init", lambda *_, **__: None))
             stack.enter_context(replaced(argparse.ArgumentParser, "error", refuse))
             stack.enter_context(replaced(argparse.ArgumentParser, "parse_known_args", note))
             if threading.current_thread() is not threading.main_thread():  # where Python lets none be set
@@ -479,8 +482,6 @@ def _taken_over(calls: _Calls, heard: Callable[..., None]) -> Iterator[None]:
         stack.enter_context(
             replaced(threading, "excepthook", lambda hook, each: each.exc_type is _AtStart or hook(each))
         )
-        if (ray := sys.modules.get("ray")) is not None:  # which Flower loads, and nothing needs here
-            stack.enter_context(replaced(ray, "init", lambda *args, **kwargs: None))
         stack.enter_context(replaced(builtins, "print", heard))
         stack.enter_context(replaced(logging.Logger, "callHandlers", heard))
         stack.enter_context(replaced(BaseProcess, "start", at_once))
