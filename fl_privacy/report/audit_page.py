@@ -279,7 +279,7 @@ class AuditRecord:
         if attacked and (counts := attacked[0].counts) is not None:
             were = "was" if counts.read == 1 else "were"
             of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {were} reconstructed"
-            why = " yet" if self.going_on else f": {self._why}"
+            why = " yet" if self.going_on else f": {self._why}" * (not self.network_alone)
             return f"No upload was attacked{why}. From gradients, which clients never send, {of}"
         if self.going_on or any(step.counts for step in self.steps):
             failed = "All attacks on single examples failed: nothing is known about them"
