@@ -177,7 +177,7 @@ class AuditRecord:
             if (best := max(leaks or known, key=attrgetter("share"), default=None)) is not None and (leaks or not said):
                 assert best.counts is not None
                 within = "" if leaks else f" (95 % interval {share_interval(best.counts.interval)})"
-                said.append(f"{yes if leaks else 'Not by reconstruction'}: {uncapital(_read(best))}{within}")
+                said.append(f"{yes if leaks else 'Not shown by reconstruction'}: {uncapital(_read(best))}{within}")
             elif steps is own and self._own_not_attacked:
                 said.append(self._own_not_attacked)
         return said
