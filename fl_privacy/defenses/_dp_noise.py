@@ -17,7 +17,7 @@ from fl_privacy.types import Tensors
 
 
 def clip_by_norm(tensors: Tensors, norm: float, *, scope: effects.Scope = "global") -> Tensors:
-    """Scale ``tensors`` to at most the l2 ``norm``, all (``global``) or each (``layer``); infinite ones to zero."""
+    """Scale ``tensors`` to at most the l2 ``norm``, all (``global``) or each (``layer``); ones not finite to zero."""
     if not tensors:
         return {}
     norms = torch.stack([torch.linalg.vector_norm(t) for t in tensors.values()])

@@ -305,7 +305,7 @@ def guarantee(
 
 
 def promises_privacy(defense: Defense) -> bool:
-    """Return whether users expect a guarantee: a part clips and adds noise, or uses privately released data."""
+    """Return whether the defense looks private: a part clips and adds noise, or trains on data released privately."""
     kinds = [part.effect for part in defense.parts]
     clipped = any(isinstance(effect, Noise) and effect.clip is not None for effect in kinds)
     return clipped or any(isinstance(effect, ClippedExamples | PrivateRelease) for effect in kinds)
@@ -347,7 +347,7 @@ def _norm(effect: Effect | None) -> float | None:
 
 
 def noise_of(effect: Effect | None) -> float | None:
-    """Return the noise, in clipping norms if ``effect`` clips examples, else its deviation; ``None`` if unknown."""
+    """Return the noise, in clipping norms if ``effect`` clips examples, else its deviation; ``None`` if none is known."""
     if isinstance(effect, ClippedExamples):
         return effect.noise_multiplier
     return effect.std if isinstance(effect, Noise) else None
