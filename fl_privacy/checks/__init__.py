@@ -112,7 +112,7 @@ def whole(name: str, value: int, *, at_least: int, at_most: int | None = None, e
 
 
 def shape(name: str, value: object, *, example: str) -> tuple[int, ...]:
-    """Return ``value``, one or more whole numbers from 1, as a tuple; ``UserError`` names ``name``, advises ``example``."""
+    """Return ``value``, one or more whole numbers from 1, as a tuple; else a ``UserError`` advises ``example``."""
     sizes = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     if not sizes or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
         raise UserError(f"{name} is expected to be whole numbers of at least 1, but got {value!r}; {example}.")

@@ -347,7 +347,7 @@ def _norm(effect: Effect | None) -> float | None:
 
 
 def noise_of(effect: Effect | None) -> float | None:
-    """Return the noise, in clipping norms if ``effect`` clips examples, else its deviation; ``None`` if none is known."""
+    """Return the noise, in clipping norms if ``effect`` clips examples, else its deviation; ``None`` if not known."""
     if isinstance(effect, ClippedExamples):
         return effect.noise_multiplier
     return effect.std if isinstance(effect, Noise) else None
