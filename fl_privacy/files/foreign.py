@@ -108,7 +108,7 @@ def expect_writable(file: Path) -> None:
 
 
 def expect_regular_files(folder: Path, without: Collection[str] = ()) -> None:
-    """Raise ``UserError`` if a folder, less ``without``, holds a link, pipe, device, or file above ``LARGEST_FILE``."""
+    """Raise ``UserError`` if a folder, but for ``without``, has a link, pipe, device or file over ``LARGEST_FILE``."""
     waiting = [folder]
     while waiting:
         within = waiting.pop()
