@@ -219,11 +219,9 @@ def victims_at_once(
     """Return how many victims fit into memory at once, measured by evaluating one with ``variables`` (1, N)."""
     state = optimizer.moments * variables.numel() * variables.element_size()
     observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()
-    most, room = _MOST_ON_CPU, _BYTES_ON_CPU
-    if variables.is_cuda:
-        most, room = _MOST_ON_GPU, int(_SHARE_OF_GPU * torch.cuda.mem_get_info(variables.device)[1])
+    most = _MOST_ON_GPU if variables.is_cuda else _MOST_ON_CPU
     needed = written_bytes(problem, variables) + state + 3 * observed
-    wanted = max(1, min(most, room // needed))
+    wanted = max(1, min(most, _bytes_of_a_chunk(variables.device) // needed))
     fits = max(1, memory.spare_bytes(variables.device) // needed)
     if fits < min(wanted, victims):
         logger.warning(
@@ -234,6 +232,12 @@ def victims_at_once(
             fits,
         )
     return int(min(wanted, fits))
+
+
+def _bytes_of_a_chunk(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(_SHARE_OF_GPU * torch.cuda.mem_get_info(device)[1])
+    return _BYTES_ON_CPU
 
 
 WORTHWHILE = 20_000_000
