@@ -112,10 +112,7 @@ def whole(name: str, value: int, *, at_least: int, at_most: int | None = None, e
 
 
 def shape(name: str, value: object, *, example: str) -> tuple[int, ...]:
-    """Return ``value``, a whole number or a sequence of them, as a tuple; ``UserError`` if one is below 1.
-
-    The message begins with ``name`` and ends with the advice ``example``.
-    """
+    """Return ``value``, one or more whole numbers from 1, as a tuple; else a ``UserError`` advises ``example``."""
     sizes = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     if not sizes or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
         raise UserError(f"{name} is expected to be whole numbers of at least 1, but got {value!r}; {example}.")
@@ -123,10 +120,7 @@ def shape(name: str, value: object, *, example: str) -> tuple[int, ...]:
 
 
 def expects_its_arguments(**remedies: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorate a function so that unknown or missing arguments raise a one-line ``UserError``.
-
-    ``remedies``: unknown argument -> what to do instead.
-    """
+    """Make a function raise a one-line ``UserError`` for wrong arguments; ``remedies``: unknown argument -> advice."""
 
     def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
         signature = inspect.signature(function)

@@ -10,19 +10,9 @@ from types import ModuleType
 
 from fl_privacy.errors import UserError
 
-INSTALLED_BY: Mapping[str, str] = {
-    "flwr": "flwr[simulation]",
-    "cryptography": "cryptography",
-    "ray": "flwr[simulation]",
-    "opacus": "opacus",
-    "dp_accounting": "dp-accounting",
-    "tenseal": "tenseal",
-    "piq": "piq",
-    "cma": "cma",
-    "tokenizers": "tokenizers",
-    "transformers": "transformers",
-    "peft": "peft",
-}
+_OWN_NAMES = ("cryptography", "opacus", "tenseal", "piq", "cma", "tokenizers", "transformers", "peft")
+_OTHER_NAMES = {"flwr": "flwr[simulation]", "ray": "flwr[simulation]", "dp_accounting": "dp-accounting"}
+INSTALLED_BY: Mapping[str, str] = _OTHER_NAMES | {name: name for name in _OWN_NAMES}
 """Imported package -> name to install it by pip."""
 
 

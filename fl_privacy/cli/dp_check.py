@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,6 @@ from fl_privacy.errors import UserError, say, visible
 if TYPE_CHECKING:
     from fl_privacy.dp_check.check import DpCheckRequest
     from fl_privacy.dp_check.verdict import ClaimVerdict
-    from fl_privacy.runs.folder.claims import ClaimRecord
 
 MORE: dict[str, type] = {"clients": int, "parameters": int, "neighbors": str, "noise": str, "seed": int}
 """Rarely needed settings -> their types; see ``dp_check.check.DpCheckRequest``."""
@@ -68,17 +66,11 @@ def check_dp(  # noqa: PLR0917
     page = write_claims_page(records, out or own / "claim.html", title=title)
     if kind == "run":
         claims.write_claims(folder, records)
-    say(claims.as_json(records) if as_json else _in_words(records, page))
+    paragraphs = ((f"{r.subject}: {r.headline}.", f"  {r.sentence}", *(f"  {n}" for n in r.footnotes)) for r in records)
+    lines = [visible(line) for paragraph in paragraphs for line in paragraph]
+    say(claims.as_json(records) if as_json else "\n".join([*lines, str(page)]))
     if any(record.is_false for record in records):
         raise typer.Exit(1)
-
-
-def _in_words(records: Sequence[ClaimRecord], page: Path) -> str:
-    lines = []
-    for record in records:
-        lines += [f"{record.subject}: {record.headline}.", f"  {record.sentence}"]
-        lines += [f"  {note}" for note in record.footnotes]
-    return "\n".join([*map(visible, lines), str(page)])
 
 
 def _read_settings(given: list[str]) -> dict[str, Any]:

@@ -166,10 +166,7 @@ def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int
 
 
 def thinned(there: int, number: int | None, *, at_least: int = 1) -> slice:
-    """Return a slice that picks ``number`` evenly spaced of ``there`` examples; ``None`` picks all.
-
-    ``UserError`` if ``number`` is below ``at_least``.
-    """
+    """Return a slice of ``number`` evenly spaced of ``there`` (``None``: all); ``UserError`` below ``at_least``."""
     if number is None:
         return slice(None)
     whole("images", number, at_least=at_least, example=1000)
@@ -188,10 +185,7 @@ SECONDS_BETWEEN_STATES = 60.0  # interval at which the state of the training is 
 
 
 def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the image generator of ``conf/generator.yaml``; return its file.
-
-    ``UserError`` if the file exists and was trained with other settings.
-    """
+    """Train the generator of ``conf/generator.yaml``; ``UserError`` if its file was trained with other settings."""
     settings = checked_settings("generator", overrides)
     chosen = {name: settings[name] for name in GeneratorPlan.__dataclass_fields__}
     check_arguments(GeneratorPlan, chosen, "generator")

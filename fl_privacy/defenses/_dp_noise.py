@@ -17,10 +17,7 @@ from fl_privacy.types import Tensors
 
 
 def clip_by_norm(tensors: Tensors, norm: float, *, scope: effects.Scope = "global") -> Tensors:
-    """Scale ``tensors`` down to the l2 ``norm`` if they exceed it: all together (``global``) or each (``layer``).
-
-    Tensors whose norm is not finite become zero.
-    """
+    """Scale ``tensors`` to at most the l2 ``norm``, all (``global``) or each (``layer``); ones not finite to zero."""
     if not tensors:
         return {}
     norms = torch.stack([torch.linalg.vector_norm(t) for t in tensors.values()])

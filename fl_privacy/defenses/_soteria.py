@@ -52,10 +52,7 @@ def maker_of(logits: Tensor, calls: Sequence[ModuleCall]) -> str:
 
 
 def representation(model: nn.Module, state: ModelState, inputs: Tensor, head: str) -> Tensor:
-    """Return the D inputs (B, D) of the layer ``head`` in a forward pass, differentiable with respect to ``inputs``.
-
-    The model is in evaluation mode, like in Soteria's code.
-    """
+    """Return the inputs (B, D), differentiable, of the layer ``head`` in evaluation mode, as in Soteria's code."""
     with entering({head: model.get_submodule(head)}) as calls:
         _forward(model, state, inputs)
     features = calls[-1].inputs

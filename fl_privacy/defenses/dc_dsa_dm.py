@@ -169,10 +169,7 @@ class InstanceNorm(nn.Module):
 
 
 class CondensationNet(nn.Module):
-    """Three blocks of convolution, instance norm, ReLU and average pooling, then a linear layer (Zhao et al. 2021).
-
-    Inputs are normalized: pixels minus 0.5, over 0.25.
-    """
+    """Three blocks of convolution, instance norm, ReLU and average pooling, then a linear layer (Zhao et al. 2021)."""
 
     def __init__(self, *, in_channels: int, image_size: int, num_classes: int, width: int) -> None:
         super().__init__()

@@ -125,10 +125,7 @@ class RefusedModelError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelGuard:
-    """Conditions that a model has to meet before a client trains it.
-
-    They prove nothing: a server that knows them can meet them all.
-    """
+    """Conditions on a model before a client trains it; a server that knows them can meet them all."""
 
     examples: int = 16  # number of the client's examples on which a model is checked
     dead: float = 0.04  # least mean share of examples for which a layer's units are active

@@ -305,10 +305,7 @@ def guarantee(
 
 
 def promises_privacy(defense: Defense) -> bool:
-    """Return whether the defense looks like differential privacy, so that users expect a guarantee.
-
-    It does if a part clips and adds noise, or trains on privately released data.
-    """
+    """Return whether the defense looks private: a part clips and adds noise, or trains on data released privately."""
     kinds = [part.effect for part in defense.parts]
     clipped = any(isinstance(effect, Noise) and effect.clip is not None for effect in kinds)
     return clipped or any(isinstance(effect, ClippedExamples | PrivateRelease) for effect in kinds)
@@ -350,10 +347,7 @@ def _norm(effect: Effect | None) -> float | None:
 
 
 def noise_of(effect: Effect | None) -> float | None:
-    """Return the noise of ``effect``: a multiple of the clipping norm if it clips examples, else a standard deviation.
-
-    ``None`` if it adds no noise, or an unknown amount.
-    """
+    """Return the noise, in clipping norms if ``effect`` clips examples, else its deviation; ``None`` if not known."""
     if isinstance(effect, ClippedExamples):
         return effect.noise_multiplier
     return effect.std if isinstance(effect, Noise) else None

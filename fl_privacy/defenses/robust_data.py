@@ -136,10 +136,7 @@ Judge = Literal["evaluator", "mse"]
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Search space of Refiner for images: pixels (B, C, H, W) in [0, 1].
-
-    It seeks images that look like noise but have nearly the gradient of the images ``true``.
-    """
+    """Search space of pixels (B, C, H, W) in [0, 1] that look like noise but have nearly the gradient of ``true``."""
 
     withheld: ClassVar[frozenset[str]] = frozenset()
 

@@ -60,14 +60,11 @@ def _zero(function: Callable[[float], float], *, xtol: float, most: float = math
 
 @dataclass(frozen=True, kw_only=True)
 class GuessCounts:
-    """Counts (T,) of outputs on two neighboring data sets whose statistic reaches each of T thresholds.
+    """Counts (T,) of outputs on two neighboring data sets whose statistic reaches each of T thresholds."""
 
-    ``hits`` counts outputs on the first data set, ``misses`` on the other.
-    """
-
-    hits: Floats
+    hits: Floats  # of the first neighbor's outputs
     of_hits: int  # number of draws on the first neighbor
-    misses: Floats
+    misses: Floats  # of the other's
     of_misses: int  # number of draws on the other
 
 
@@ -145,10 +142,7 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
 
 
 def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> float:
-    """Return the least true mu that a test finds to exceed the claimed ``mu`` with probability ``power``.
-
-    The test: ``measured_mu`` from ``draws`` outputs on each neighbor.
-    """
+    """Return the least true mu that ``measured_mu`` of ``draws`` finds to exceed ``mu`` with probability ``power``."""
     size, degrees = math.sqrt(draws / 2), 2 * draws - 2
     asked, given = scipy.stats.norm.isf(error / 2), scipy.stats.norm.isf(1 - power)
     t = mu * size

@@ -44,10 +44,7 @@ class Drawn:
 
     @classmethod
     def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "Drawn":
-        """Choose tests on the first fifth of the outputs ``drawn`` on each neighbor; keep the other outputs for bounds.
-
-        A test is a statistic with a threshold.
-        """
+        """Choose statistics and thresholds on the first fifth of the outputs ``drawn``; keep the others for bounds."""
         first, second = drawn[0].numpy(), drawn[1].numpy()
         fixing, rate = len(first) // 5, 1.0 if claim.sampled is None else claim.sampled.sample_rate
         delta = min(1.0, claim.delta / rate)

@@ -137,10 +137,7 @@ class Client:
             object.__setattr__(self, "seed", Secret.draw())
 
     def update(self, sent: ModelState, state: ClientState, *, round: int) -> training.LocalResult:
-        """Train on the client's examples; return the upload.
-
-        ``RefusedModelError`` if the client's check of received models, ``guard``, rejects ``sent``.
-        """
+        """Train on the client's examples; return the upload. ``RefusedModelError`` if ``guard`` rejects ``sent``."""
         looked = self._look(sent, state)
         result = self.do(self.training_work(state, round=round), sent, state)
         if self.guard:

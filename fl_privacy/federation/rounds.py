@@ -23,13 +23,10 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, order=True)
 class Probe:
-    """Request to ``client`` for an upload of one batch alone, so that this upload can be attacked.
-
-    ``number``: number of the batch among the client's disjoint batches, from 0.
-    """
+    """Request to ``client`` for an upload of one batch alone, so that this upload can be attacked."""
 
     client: int
-    number: int
+    number: int  # number of the batch among the client's disjoint batches, from 0
 
     def in_round(self, round: int) -> VictimId:
         return VictimId(round, self.client, self.number)

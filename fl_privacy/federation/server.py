@@ -62,10 +62,7 @@ class ServerPlan:
 
 @dataclass(kw_only=True, eq=False)
 class Server:
-    """A federation's server: global model and aggregation.
-
-    ``heard``: callback that gets the mean reply of every round; with ``tamper``, only of rounds whose model it altered.
-    """
+    """A federation's server: global model and aggregation."""
 
     state: ModelState  # global model; replaced, never changed in place
     local_plan: LocalPlan
@@ -75,7 +72,7 @@ class Server:
     tamper: Tamper | None = None  # change of the model sent to a client, if any
     tampered: frozenset[int] | None = None  # rounds with tampering; ``None`` is all
     learns: bool = True  # ``True`` if the model also moves in tampered rounds
-    heard: Heard | None = None
+    heard: Heard | None = None  # gets each round's mean reply; with ``tamper``, that of tampered rounds only
     personal: bool = False  # ``True`` if clients train a private part on the new model at the end of a round
     tested: frozenset[int] = frozenset()  # rounds after which clients with a private part also test their models
     _usual: Mapping[str, float] = field(default_factory=dict, init=False, repr=False)

@@ -21,10 +21,7 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
 
 
 class StepGradients(Mapping[str, Tensor]):
-    """Mapping from parameter name to gradient of one step's mean loss.
-
-    Access raises ``UserError`` if the defense computes the gradients itself.
-    """
+    """One step's mean gradients by parameter; ``UserError`` on access if the defense computes them itself."""
 
     def __init__(self, step: LocalStep, defense: Defense) -> None:
         self._step, self._hidden, self._names = step, defense.computes_gradient, tuple(step.sent.parameters)

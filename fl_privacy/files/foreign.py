@@ -108,10 +108,7 @@ def expect_writable(file: Path) -> None:
 
 
 def expect_regular_files(folder: Path, without: Collection[str] = ()) -> None:
-    """Raise ``UserError`` if an untrusted folder holds a link, pipe, device, or file above ``LARGEST_FILE`` bytes.
-
-    Its subfolders ``without`` are not checked.
-    """
+    """Raise ``UserError`` if a folder, but for ``without``, has a link, pipe, device or file over ``LARGEST_FILE``."""
     waiting = [folder]
     while waiting:
         within = waiting.pop()

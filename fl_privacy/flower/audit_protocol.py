@@ -40,10 +40,7 @@ def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
 
 
 def asked_probe(content: RecordDict) -> tuple[int, int] | None:
-    """Return (index, size) of the batch whose upload (a probe) a message asks for, or ``None``.
-
-    ``UserError`` if either number is out of range.
-    """
+    """Return (index, size) of the batch that a message asks to probe, or ``None``; ``UserError`` if out of range."""
     record = next((each for each in content.config_records.values() if _ASKED_NUMBER in each), None)
     if record is None:
         return None

@@ -66,10 +66,7 @@ def _emptied(seen: deque[Observation]) -> Iterator[Observation]:
 def rounds_in_process(
     server: Server, source: ClientSource, *, rounds: int, audit: Audit, interceptor: Interceptor
 ) -> Generator[Round, None, dict[int, ClientState]]:
-    """Train with all Flower nodes in this process, yielding rounds; return the clients' states.
-
-    ``audit``, ``interceptor``: choice and recorder of the attacked uploads.
-    """
+    """Train with all nodes in this process, yielding rounds, as ``rounds_on_grid``; return the clients' states."""
     grid = LocalGrid(server.clients, simulated_client_app(source()))
     yield from rounds_on_grid(grid, server, rounds=rounds, audit=audit, interceptor=interceptor)
     return _kept(grid)

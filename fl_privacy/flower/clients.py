@@ -85,10 +85,7 @@ class PrivacyClient(NumPyClient):
         return self._reply(self._counted(["train"], self._message_number(config), update))
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
-        """Return the upload from a single batch of the client's examples.
-
-        ``config["victim"]``: number of the batch, from 0. ``config["batch-size"]``: examples in a batch.
-        """
+        """Return the upload from batch ``config["victim"]``, from 0, of ``config["batch-size"]`` examples alone."""
         images = records.images_of_probe(config.get(records.VICTIM), config.get(records.BATCH_SIZE))
         round, sent = self._round(config), self._sent(parameters, config)
         number, size = _integer(config, records.VICTIM), _integer(config, records.BATCH_SIZE)

@@ -309,10 +309,7 @@ def finite_number(metrics: MetricRecord, key: str) -> float:
 
 
 def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
-    """Return the result in a ``PrivacyClient``'s reply to ``sent``.
-
-    ``KeyError`` if a record is missing; ``UserError`` if there are other arrays, or a metric makes no sense.
-    """
+    """Return a ``PrivacyClient``'s result; ``KeyError`` without a record, ``UserError`` for wrong arrays or metrics."""
     arrays = content.array_records
     if more := sorted(arrays.keys() - {PARAMETERS, BUFFERS}):
         raise UserError(f"Arrays are expected in {PARAMETERS} and {BUFFERS} alone, but got {more[0]}; take it out.")

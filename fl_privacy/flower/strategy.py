@@ -77,10 +77,7 @@ class Nodes(NodeRules):
     _connected: set[int] = field(default_factory=set, init=False)
 
     def refresh(self, grid: Grid) -> None:
-        """Wait until all nodes are connected; for a node lost later, wait at most ``reconnect`` seconds.
-
-        ``UserError`` if a node never connected.
-        """
+        """Wait for all nodes, at most ``reconnect`` seconds for lost ones; ``UserError`` if one never connected."""
         if len(self._node) == len(self.clients):
             deadline = time.monotonic() + self.reconnect
             while True:
@@ -207,10 +204,7 @@ class Federated(NodeRules, Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Get the round's probes (uploads of one batch, for attacks), then make the training messages.
-
-        ``UserError`` if nodes are missing or break the run's rules.
-        """
+        """Get the round's probes, then make the messages; ``UserError`` if nodes are missing or break the rules."""
         self._nodes.refresh(grid)
         probes = [probe for probe in self.audit.probes_of(server_round) if probe.client in self._nodes]
         asked = [(p.client, {records.VICTIM: p.number, records.BATCH_SIZE: self.audit.batch_size}) for p in probes]

@@ -114,10 +114,7 @@ class ShiftedDescriptors(Once):
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (G, V, D) of V variants of G images: gray versions, mirror images and shifts.
-
-        See :meth:`Descriptors.rows`.
-        """
+        """Return cached descriptors (G, V, D) of V variants of G images: gray versions, mirror images and shifts."""
 
         def inside() -> Tensor:
             images = with_detail(blurred(self._shown.flatten(0, 1), BLURS[blur]))
@@ -232,10 +229,7 @@ _AGREE = 0.95  # least correlation of the channels' common part with their mean 
 
 
 def grays(images: Tensor) -> Tensor:
-    """Return M gray versions of each of G images, (G, M, 1, H, W): the mean of the channels and their main component.
-
-    M is 1 (the mean only) if both agree in all images, else 2.
-    """
+    """Return gray versions (G, M, 1, H, W) of G images: channels' mean and, unless all agree, main component."""
     mean = images.mean(1, keepdim=True)
     if images.shape[1] == 1:
         return mean[:, None]

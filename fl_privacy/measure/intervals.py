@@ -192,10 +192,7 @@ class PpcPoint:
 
 
 def cap(points: Sequence[PpcPoint]) -> float:
-    """Return the mean, over ``points``, of accuracy x distance of guesses from originals (CAP, Fan et al. 2020, Eq. 1).
-
-    Higher is better for the client.
-    """
+    """Return the mean accuracy x distance of guesses from originals; more is better (CAP, Fan et al. 2020, Eq. 1)."""
     if not points:
         raise UserError("cap is expected to get at least one point, but got none; measure one strength of a defense.")
     return sum(point.calibrated for point in points) / len(points)

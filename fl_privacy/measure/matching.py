@@ -135,10 +135,7 @@ def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def numbered(tokens: Tensor) -> Tensor:
-    """Return integers (..., L) for tokens (..., L), which also distinguish repetitions of a token in a text.
-
-    The k-th occurrence of a token has the same integer in every text.
-    """
+    """Return integers (..., L) for tokens (..., L): the k-th occurrence of a token has the same one in every text."""
     return tokens * tokens.shape[-1] + (tokens[..., None] == tokens[..., None, :]).tril(-1).sum(-1)
 
 

@@ -45,10 +45,7 @@ def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def misfit(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return how many cells of each guessed row (G, C) are wrong for each true row (B, C): (B, G) float64.
-
-    A distance of the numeric cells, below 0.01, is added to break ties.
-    """
+    """Return (B, G): wrong cells of guessed rows (G, C) for true rows (B, C), plus a distance below 0.01 for ties."""
     wrong = (~right_cells(schema, guesses[None], truths[:, None])).sum(-1).double()
     far = torch.cdist(schema.encode(truths).double(), schema.encode(guesses).double(), p=1)
     return wrong + _BY_VALUE * far / (1 + far)

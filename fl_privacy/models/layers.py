@@ -68,10 +68,7 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 class InputNormalization(nn.Module):
-    """Normalization ``(x - mean) / std`` of images, with a value for each channel or one for all.
-
-    The constants are neither parameters nor buffers, and so never exchanged.
-    """
+    """Normalization ``(x - mean) / std`` of images by constants, never exchanged, for each channel or all."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
@@ -290,10 +287,7 @@ def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Co
 
 
 class Front(nn.Module):
-    """Part of ``model`` before ``layer``, from images (B, C, H, W) to the input (B, ...) of the layer.
-
-    Parameters are called ``model.NAME``.
-    """
+    """Part of ``model`` (parameters: ``model.NAME``) from images (B, C, H, W) to the input (B, ...) of ``layer``."""
 
     def __init__(self, model: nn.Module, layer: str) -> None:
         super().__init__()

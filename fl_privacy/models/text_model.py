@@ -67,10 +67,7 @@ class BlockModel(TextModel):
         return [tuple(f"blocks.{k}.attention.{name}.weight" for name in names) for k in range(len(self.blocks))]
 
     def through_blocks(self, states: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Return the states (B, L, d) after all blocks or, with ``first``, the first token's alone, (B, 1, d).
-
-        ``there`` (B, L): true for tokens, false for padding.
-        """
+        """Return states (B, L, d) after all blocks, or the ``first`` token's (B, 1, d); ``there`` (B, L): tokens."""
         last = len(self.blocks) - 1
         for number, block in enumerate(self.blocks):
             states = block(states, there, first=first and number == last)
@@ -102,10 +99,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, inputs: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Return the attention's outputs (B, L, d) or, with ``first``, the first token's alone, (B, 1, d).
-
-        ``there`` (B, L): true for tokens, false for padding.
-        """
+        """Return the attention's outputs (B, L, d), or the ``first`` token's (B, 1, d); ``there`` (B, L): tokens."""
         (batch, length, width), asking = inputs.shape, inputs[:, :1] if first else inputs
         query, key, value = (
             layer(states).reshape(batch, -1, self.heads, width // self.heads).transpose(1, 2)

@@ -154,10 +154,7 @@ def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
 
 
 def from_many(ranked: Sequence[Mapping[str, Any]], count: int, kind: str) -> list[Mapping[str, Any]]:
-    """Choose ``count`` of the ``ranked`` examples (best first), if possible from different clients and uploads.
-
-    ``kind``: noun for an example, such as ``row``.
-    """
+    """Choose ``count`` of the ``ranked`` examples (noun: ``kind``), best first, if possible of different uploads."""
     chosen: dict[str, Mapping[str, Any]] = {}
     for of in (lambda one: one["client"], lambda one: one["id"], lambda one: place_of(one, kind)):
         for one in ranked:

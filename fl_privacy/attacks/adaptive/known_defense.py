@@ -68,10 +68,7 @@ def looks_noisy(effect: effects.Effect) -> bool:
 
 @singledispatch
 def countermeasures_against(effect: effects.Effect, setting: AttackSetting) -> Sequence[Countermeasure] | None:
-    """Return an attack's changes against ``effect``, what a known defense does to an update; ``None`` if none is known.
-
-    Unknown fields of an effect are ``None``.
-    """
+    """Return an attack's changes against ``effect``, whose unknown fields are ``None``; ``None`` if none is known."""
     return None
 
 

@@ -101,10 +101,7 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return the fall in log mismatch that overfitting explains: 2 pixels / elements (Akaike 1974).
-
-    The elements are those of the largest tensor.
-    """
+    """Return the fall in log mismatch that overfitting explains: 2 pixels / largest tensor's elements (Akaike 1974)."""
     return 2 * problem.pixels / max(target.size for target in problem.rounds[-1].targets.values())
 
 

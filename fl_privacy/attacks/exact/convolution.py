@@ -50,10 +50,7 @@ class Convolution:
         return self._transposed((len(deltas), *self.shape), weight, deltas)
 
     def moved(self, deltas: Tensor) -> Tensor:
-        """Place each output's number at the input pixel that each of T kernel elements multiplies.
-
-        ``deltas``: (V, O, P, Q) numbers, such as gradients. Return (V, O T, H W).
-        """
+        """Place outputs' ``deltas`` (V, O, P, Q) at the input pixels of T kernel elements; return (V, O T, H W)."""
         module, (height, width) = self.module, self.shape[1:]
         taps = module.kernel_size[0] * module.kernel_size[1]
         alone = torch.eye(taps).to(deltas).view(1, taps, *module.kernel_size)

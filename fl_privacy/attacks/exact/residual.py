@@ -457,7 +457,12 @@ class Step:
             return None
         branches = input_of(self.at).all_input_nodes
         known = [one for one in branches if not ends & graph.behind(one, self.values.keys())]
-        others = [one for one in branches if one not in known and self._chooses(one)]
+        behind = {one: graph.behind(one, {self.before}) for one in branches if one not in known}
+        others = [
+            one
+            for one, own in behind.items()
+            if self.before in own and all(graph.kind(each) in ("chooses", "same") for each in own - {self.before})
+        ]
         if len(known) != 1 or len(others) != 1:
             return None
         seen = torch.where(self.gates, self.outputs - graph.run(self.values, known[0]), 0)
@@ -470,11 +475,6 @@ class Step:
                 torch.autograd.grad(chosen, zeros, own, retain_graph=True)[0] for own in (self.gates.to(seen), seen)
             )
         return often, sums
-
-    def _chooses(self, node: fx.Node) -> bool:
-        graph = self.network.graph
-        own = graph.behind(node, {self.before})
-        return self.before in own and all(graph.kind(each) in ("chooses", "same") for each in own - {self.before})
 
 
 def enough(equations: Sequence[Equations]) -> bool:

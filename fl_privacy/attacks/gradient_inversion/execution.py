@@ -277,10 +277,7 @@ Capture = Callable[[Run], tuple[Callable[[], object], tuple[Tensor, Tensor]]]
 
 
 def capture_on_gpu(run: Run) -> tuple[Callable[[], object], tuple[Tensor, Tensor]]:
-    """Capture ``run`` in a CUDA graph; return a function that replays it, and the tensors of its results.
-
-    A ``run`` that waits for the GPU raises ``RuntimeError``.
-    """
+    """Capture ``run`` in a CUDA graph; return its replay and results; ``RuntimeError`` if it waits for the GPU."""
     own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     own.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(own):

@@ -286,13 +286,10 @@ _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = 
 
 @dataclass(frozen=True, eq=False)
 class Disclosed:
-    """An observation changed by what was inferred about its client: loss given, no random layers, inputs in [0, 1].
-
-    ``wrong``: reason why it can't be attacked, else ``None``.
-    """
+    """An observation changed by what was inferred about its client: loss given, no random layers, inputs in [0, 1]."""
 
     observation: Observation
-    wrong: str | None = None
+    wrong: str | None = None  # reason why it can't be attacked
 
 
 def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:

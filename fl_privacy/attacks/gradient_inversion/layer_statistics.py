@@ -95,17 +95,14 @@ class AbsoluteDifferences(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The observed gradient of one tensor for V victims.
-
-    ``low``, ``high``: bounds (V, n) on the value before the defense, if that hid it; a guess within them has no error.
-    """
+    """The observed gradient of one tensor for V victims."""
 
     value: Tensor  # (V, n) flattened; (V, 0) if it is known by its factors
     squared: Tensor  # (V,) sum of squares
     variance: Tensor  # (V,) of the n elements
     mean: Tensor  # (V,)
     size: int
-    low: Tensor | None = None
+    low: Tensor | None = None  # lower bounds (V, n) of a value that a defense hid; a guess within has no error
     high: Tensor | None = None
 
     @classmethod

@@ -226,16 +226,13 @@ class PreparedVictim:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Values that an attack on a group of victims computes once, before it optimizes guesses.
-
-    ``shape``: (B, C, H, W) of a victim's guess. ``rounds``: the last round first.
-    """
+    """Values that an attack on a group of victims computes once, before it optimizes guesses."""
 
     settings: Settings
     seed: int
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # (B, C, H, W) of a victim's guess
     num_classes: int
-    rounds: Sequence[PreparedRound]
+    rounds: Sequence[PreparedRound]  # the last round first
     observer: nn.Module
     victims: Sequence[PreparedVictim]
     failures: dict[int, str]

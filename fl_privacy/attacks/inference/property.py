@@ -51,10 +51,7 @@ class PropertyWatch:
     rounds: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
-        """Add the class shares inferred from this round's uploads, if it is one of the last ``shadow_rounds``.
-
-        ``UserError`` if a class lacks public examples.
-        """
+        """Add the class shares inferred from one of the last rounds; ``UserError`` if a class lacks public examples."""
         if read.remaining >= self.settings.shadow_rounds:
             return
         classes = self.total.shape[1]

@@ -49,10 +49,7 @@ class Inconsistent(ServerAttack):
         return state if client == self.client else self.dead(model, state)
 
     def dead(self, model: nn.Module, state: ModelState) -> ModelState:
-        """Return a copy of ``state`` in which the layer before the last ReLU gives only negative outputs.
-
-        ``UserError`` if no ReLU follows a layer, or that layer has no bias.
-        """
+        """Return ``state`` with only negative outputs before the last ReLU; ``UserError`` without ReLU or bias."""
         expect_whole(model, state, "Inconsistent models")
         images = self.public[:2].to(next(iter(state.parameters.values())))
         relus = {name: module for name, module in model.named_modules() if isinstance(module, nn.ReLU)}

@@ -66,10 +66,7 @@ class ServerAttack(ABC):
         """Return crafted values for ``client`` in a new object; ``UserError`` if the model has no usable layer."""
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
-        """Send crafted values to ``client``; return them and its reply.
-
-        ``ask``: function that sends values and returns the reply; it may be called repeatedly on the same batch.
-        """
+        """Send crafted values to ``client`` by ``ask``, which may be called repeatedly; return them and its reply."""
         sent = self.craft(model, state, client)
         return sent, ask(sent)
 

@@ -98,10 +98,7 @@ class BoxProblem:
         return self.slot_start + leaf[:, self.mine], p - labels[:, None], p * (1 - p)
 
     def start(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw N rows that fit the first tree: interval indices (N, F), labels (N,) and sources (N,).
-
-        A source is the index of the known row that was copied, or -1.
-        """
+        """Draw N rows that fit the first tree: intervals (N, F), labels (N,), and copied rows' indices (N,) or -1."""
         if self.first is None:
             labels = np.repeat([0, 1], [self.rows - self.positives, self.positives])
             place = np.full(self.rows, -1)

@@ -300,10 +300,7 @@ def check_shape(input_shape: Sequence[int]) -> None:
 
 
 def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor:
-    """Apply the operations of ``policy`` in order to all ``images`` (..., C, H, W).
-
-    ``signs``: 1 or -1 for each operation, its direction, such as left or right.
-    """
+    """Apply ``policy``'s operations in order to ``images`` (..., C, H, W), in the directions ``signs`` (1 or -1)."""
     for operation, sign in zip(policy.operations, signs, strict=True):
         images = operation(images, sign)
     return images

@@ -23,10 +23,7 @@ _ELEMENTS_ON_CPU = 1 << 24  # most elements of per-image gradients held at once 
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Inner products of gradients that compare S target images with K images on a line from a start to each target.
-
-    They are separate for each of T parameter tensors.
-    """
+    """Inner products of gradients at S targets and at K images on a line to each, for T parameter tensors."""
 
     dot: Tensor  # (T, S, K), of each point with its target
     squared: Tensor  # (T, S, K), of each point with itself

@@ -42,10 +42,7 @@ def entering(modules: Mapping[str, nn.Module]) -> Iterator[list[ModuleCall]]:
 def leaving(
     modules: Mapping[str, nn.Module], change: Callable[[nn.Module, tuple[Any, ...], Any], Tensor] | None = None
 ) -> Iterator[list[ModuleCall]]:
-    """Yield a list of the calls of ``modules``, which grows whenever a call returns.
-
-    ``change``: function (module, arguments, output) that returns another output.
-    """
+    """Yield a growing list of calls of ``modules``; ``change`` (module, arguments, output) returns another output."""
     calls: list[ModuleCall] = []
 
     def hook(

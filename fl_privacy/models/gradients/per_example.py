@@ -135,10 +135,7 @@ _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDict
 def example_gradients(
     model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[victims.LossChange] = ()
 ) -> Tensors:
-    """Return each example's loss gradient (B, *shape) by parameter name, differentiable with respect to the inputs.
-
-    ``changes``: a defense's changes of the loss.
-    """
+    """Return each example's differentiable loss gradient (B, *shape) by name; ``changes``: a defense's, of the loss."""
     names = list(state.parameters)
     layered = _layered(model, state, batch, plan, changes, names=names)
     if layered is not None:

@@ -281,10 +281,7 @@ def train_word_evaluator(
 
 @torch.no_grad()
 def random_word_curve(network: WordEvaluator, tokens: Tensor, table: Tensor, ratios: Tensor) -> Tensor:
-    """Return the shares (R, N) of random words that ``network`` finds in N texts (N, L), for R true shares ``ratios``.
-
-    ``table`` (n, d): the tokens' embeddings.
-    """
+    """Return shares (R, N) of random words found in texts (N, L) for R ``ratios``; ``table`` (n, d): embeddings."""
     box, rng, tokens = WordBox(table.detach()), torch.Generator().manual_seed(0), tokens.long()
     whole, rows = torch.zeros(len(tokens), dtype=torch.bool), []
     for ratio in ratios.tolist():

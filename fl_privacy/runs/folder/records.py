@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from fl_privacy.checks import fits, in_words
 from fl_privacy.errors import UserError
-from fl_privacy.files import UNENCODABLE, write_whole
+from fl_privacy.files import UNENCODABLE, shipped, write_whole
 from fl_privacy.files.foreign import read_text
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.roc import FINDING
@@ -28,48 +28,13 @@ if TYPE_CHECKING:
 Text = Mapping[str, str]
 Number = float | None  # A number; NaN becomes null in JSON
 
+_TYPES: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "Number": Number, "Text": Text}
+_TYPES |= {"str | None": str | None, "list[int]": list[int], "list[str]": list[str], "list[Number]": list[Number]}
 RECORDS: dict[str, dict[str, Any]] = {
-    "round": {
-        "round": int,
-        "clients": list[int],
-        "excluded": Text,
-        "train_loss": Number,
-        "test_loss": Number,
-        "accuracy": Number,
-        "epsilon": Number,
-        "seconds": float,
-        "defense_seconds": Number,
-        "upload_bytes": float,
-    },
-    "image": {
-        "id": str,
-        "round": int,
-        "client": int,
-        "image": int,
-        "label_source": str | None,
-        "certainty": str,
-        "member": str,
-        "attack_loss": Number,
-        "failure": str | None,
-    },
-    "history": {"id": str, "round": int, "loss": list[float | None]},
-    "update_distortion": {"id": str, "round": int, "client": int},
-    "tracing": {"round": int, "distance": float, "attacked_distance": float, "participants": int, "queries": int},
-    "attack": {"round": int, "victims": int, "seconds": float, "countermeasures": list[str]},
-    "policy": {"policy": str, "privacy": Number, "accuracy": Number, "fsim": Number},
-    "privacy": {"delta": float, "accountant": str, "missing": str | None},
-    "inference": FINDING,
-    "node": {
-        "fits": bool,
-        "memory": float,
-        "peak_bytes": float,
-        "held_by": str,
-        "cpu_seconds": Number,
-        "seconds": Number,
-        "joules": Number,
-        "repeats": Number,
-    },
+    kind: {field: _TYPES[name] for field, name in fields.items()}
+    for kind, fields in shipped(__file__, "records.json").items()
 }
+RECORDS["inference"] = FINDING
 """Kind of record -> type of each field. Other kinds and fields have plain values."""
 
 _WORDS = ("words_read", "words_there", "words_false", "words_of")

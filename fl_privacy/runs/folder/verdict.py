@@ -1,7 +1,4 @@
-"""Decide the verdict on a run by the rule of ``measure.rule``.
-
-Red needs leakage above chance, green a differential privacy guarantee that bounds it; all else is gray.
-"""
+"""Decide a run's verdict: red for leakage above chance, green for a privacy guarantee that bounds it, else gray."""
 
 from __future__ import annotations
 

@@ -141,10 +141,7 @@ class LoopbackFederation:
         self._processes[name].wait()
 
     def wait_for(self, name: str, ready: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
-        """Wait until ``ready()``; ``UserError`` if the process ``name`` ends, or ``seconds`` pass.
-
-        ``what``: what the process is expected to do, for the error.
-        """
+        """Wait until ``ready()``; ``UserError`` if ``name`` ends, or does not do ``what`` within ``seconds``."""
         deadline = time.monotonic() + seconds
         while not ready():
             if (status := self.ended(name)) is not None and not ready():

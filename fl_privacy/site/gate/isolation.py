@@ -37,14 +37,11 @@ SLACK = 1 << 30  # bytes of address space in addition to the memory, for threads
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """Resources that an isolated process may reach.
-
-    ``reads, writes``: readable and writable paths in addition to those of the system and Python.
-    """
+    """Resources that an isolated process may reach."""
 
     temporary: str  # working folder; the folder ``root`` next to it becomes the process's root
-    reads: Sequence[str] = ()
-    writes: Sequence[str] = ()
+    reads: Sequence[str] = ()  # readable paths in addition to those of the system and Python
+    writes: Sequence[str] = ()  # writable paths in addition to these
     layered: Sequence[str] = ()  # readable folders in which changes are possible, but lost at the end of the process
     hidden: Sequence[str] = ()  # folders and files within these paths that appear empty
     most_bytes: int = 8 << 30  # most bytes of memory of the process with its children, and of files that it writes
@@ -231,10 +228,7 @@ def _folder(place: Path) -> str:
 
 
 def _unsealed(bound: Iterable[str], root: str, empty: str) -> Iterator[str]:
-    """Hide sockets in the folders ``bound`` below ``root`` by overlay mounts; yield folders where this fails.
-
-    ``empty``: an empty folder, which overlays need.
-    """
+    """Hide sockets in folders ``bound`` below ``root`` by overlays, which need an ``empty`` one; yield failures."""
     for bare in bound:
         target, real = root + bare, os.path.realpath(bare)
         if not os.path.lexists(target) or os.path.isfile(real) or real.startswith("/sys/"):  # noqa: PTH113

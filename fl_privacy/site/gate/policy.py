@@ -173,10 +173,7 @@ def plain_kind(message_type: str) -> str:
 
 
 def read_policy(path: str | Path) -> SitePolicy:
-    """Load a site's policy from a file, or the packaged one (:data:`READY`) that ``path`` names.
-
-    ``UserError`` if the policy is wrong, or if other users may write the file.
-    """
+    """Load a site's policy from a file or :data:`READY`; ``UserError`` if it is wrong, or other users may write it."""
     if str(path) in READY:
         ready = files("fl_privacy.site.gate") / "policies" / f"{path}.yaml"
         return parse_policy(ready.read_bytes(), str(path), Path.cwd())
