@@ -249,7 +249,7 @@ def test_whole_trainings_tell_classes(tmp_path: Path, client: str) -> None:
     if not legacy:
         assert found["told"] and found["found"]["value"] > 0.7 and found["control"]["value"] < 0.2
         members = survivor(record, "members")  # of the same classes, or these would tell clients apart
-        assert "of the same classes" in members["made"] and members["found"]["value"] < 0.7, members
+        assert "of the same class" in members["made"] and members["found"]["value"] < 0.7, members
 
 
 def test_whole_trainings_tell_words(tmp_path: Path) -> None:
