@@ -421,10 +421,9 @@ class ScriptRunner:
 
     def _execute(self, path: Path, names: dict[str, Any], calls: _Calls) -> None:
         failed, said = list[Exception](), list[str]()
-        late = (
-            f"{named(path, self.folder)} did not start Flower within {self._longest:.0f} s: a larger --seconds waits."
-        )
-        with within_seconds(self._longest, UserError(late)):
+        script = named(path, self.folder)
+        late = UserError(f"{script} did not start Flower within {self._longest:.0f} s; raise --seconds to wait longer.")
+        with within_seconds(self._longest, late):
             for cell in cells_of(path):
                 try:
                     exec(compile(cell, str(path), "exec"), names)
@@ -435,12 +434,12 @@ class ScriptRunner:
                     raise
                 except Exception as error:  # noqa: BLE001  (third-party code can raise anything)
                     begins = cell.strip().partition("\n")[0][:60]
-                    said.append(f"The cell {begins!r} of {named(path, self.folder)} failed: {in_one_line(error)}")
+                    said.append(f"The cell {begins!r} of {script} failed: {in_one_line(error)}")
                     failed.append(error)
-        if failed:
-            raise failed[0]
-        if not any(calls.values()) and (entry := SourceFile(path, _tree_of(path)).entry):
-            names[entry]()  # as a command of its package would
+            if failed:
+                raise late if late in failed else failed[0]
+            if not any(calls.values()) and (entry := SourceFile(path, _tree_of(path)).entry):
+                names[entry]()  # as a command of its package would
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
@@ -494,8 +493,6 @@ def _taken_over(calls: _Calls, heard: Callable[..., None]) -> Iterator[None]:
         stack.enter_context(
             replaced(threading, "excepthook", lambda hook, each: each.exc_type is _AtStart or hook(each))
         )
-        if (ray := sys.modules.get("ray")) is not None:  # which Flower loads, and nothing needs here
-            stack.enter_context(replaced(ray, "init", lambda *args, **kwargs: None))
         stack.enter_context(replaced(builtins, "print", heard))
         stack.enter_context(replaced(logging.Logger, "callHandlers", heard))
         stack.enter_context(replaced(BaseProcess, "start", at_once))
