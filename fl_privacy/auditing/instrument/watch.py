@@ -250,7 +250,8 @@ class TrainingWatch:
         variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
         known = self._of_keras.get(id(optimizer)) or as_optimizer(optimizer, variables)
         again = self._span is not None and id(known) in self._stepped_by
-        if id(known) not in self._stepped_by and self._begins(bool(int(getattr(optimizer, "iterations", 0)))):
+        used = int(getattr(optimizer, "iterations", 0)) > 0
+        if id(known) not in self._stepped_by and self._begins(used) and used:
             with self._within():
                 self._put_back.callback(state_taken(optimizer))
         if self._hurries():
