@@ -624,6 +624,7 @@ WRONG: Mapping[str, str] = {
     ),
     "greatoluwanifemi55-lang/plant-disease-detection-system": "its server's module is empty in any version",
     "anudeepsekhar/Federated_learning_project": "the audit refused its own figures",
+    "adityak714/toyproblem-af-classification": "its data are missing, and that error comes after, in its `finally`",
 }
 """Project of the last draws whose page or error names a wrong cause, by hand -> what is so."""
 

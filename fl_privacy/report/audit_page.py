@@ -177,7 +177,7 @@ class AuditRecord:
             if (best := max(leaks or known, key=attrgetter("share"), default=None)) is not None and (leaks or not said):
                 assert best.counts is not None
                 within = "" if leaks else f" (95 % interval {share_interval(best.counts.interval)})"
-                said.append(f"{yes if leaks else 'Not by reconstruction'}: {uncapital(_read(best))}{within}")
+                said.append(f"{yes if leaks else 'Not shown by reconstruction'}: {uncapital(_read(best))}{within}")
             elif steps is own and self._own_not_attacked:
                 said.append(self._own_not_attacked)
         return said
@@ -278,7 +278,7 @@ class AuditRecord:
         if attacked and (counts := attacked[0].counts) is not None:
             were = "was" if counts.read == 1 else "were"
             of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {were} reconstructed"
-            why = " yet" if self.going_on else f": {self._why}"
+            why = " yet" if self.going_on else f": {self._why}" * (not self.network_alone)
             return f"No upload was attacked{why}. From gradients, which clients never send, {of}"
         if self.going_on or any(step.counts for step in self.steps):
             failed = "All attacks on single examples failed: nothing is known about them"

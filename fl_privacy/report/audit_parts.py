@@ -92,7 +92,7 @@ def members_said(members: Sequence[Answer]) -> list[str]:
     """Describe results of membership inference."""
     seen = {"outsider": "the final model", "server": "the training's own uploads"}
     sentences = []
-    for leaks, said in ((True, "Yes, by membership inference"), (False, "Not clearly by membership inference")):
+    for leaks, said in ((True, "Yes, by membership inference"), (False, "Not shown by membership inference")):
         own = [(seen[one.observer], one.estimate) for one in members if one.leaks is leaks]
         parts = [f"from {what} (AUC {estimate.value:.2f})" for what, estimate in own if estimate]
         sentences += [f"{said}: {' and '.join(parts)}"] if parts else []

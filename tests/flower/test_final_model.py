@@ -83,7 +83,7 @@ def test_an_example_counts_once_however_often_it_is_loaded(tmp_path: Path) -> No
     client = LEARNS.replace("EPOCHS", "3").replace("x[:30], y[:30]", "x[:10], y[:10]").replace("FIRST", "30")
     record = audited(tmp_path, "app_few", client, victims=1, only=())
     assert ", 20 examples that" in survivor(record, "participants")["made"]
-    assert ", 10 own examples" in survivor(record, "members")["made"]
+    assert ", 10 pairs of an own and another example" in survivor(record, "members")["made"]
 
 
 def test_examples_that_are_also_trained_on_are_no_others(tmp_path: Path) -> None:

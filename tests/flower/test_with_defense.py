@@ -97,7 +97,7 @@ def test_both_runs_are_on_one_page(tmp_path: Path) -> None:
     assert record["defense"] == "dp_noise" and before["tone"] == "leak" and record["tone"] == "open"
     assert rung(before, "one")["counts"]["read"] == 4 and rung(record, "one")["counts"]["read"] == 0
     assert record["figures"]["accuracy (clients' evaluation)"] == 1.0
-    assert record["headline"].startswith("With dp_noise, the server's attacks reconstructed 0 of ")
+    assert record["headline"].startswith("With dp_noise, the server reconstructed 0 of ")
     assert "; without it, 4 of 4 images. The app's accuracy stays the same" in record["headline"]
     assert "Only differential privacy is a guarantee" in next((tmp_path / "out").rglob("report.html")).read_text()
     assert not record["problems"] and "attacker knows it" in record["notes"][0]

@@ -241,8 +241,8 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
         "Not as it is: defend the clients, and audit again",
     ]
     assert answers(answers=[step("One", 0), members]) == [
-        "Not by reconstruction: the server reconstructed 0 of 2 images from uploads of one example in one step (95 %"
-        " interval 0 to 84\N{NO-BREAK SPACE}%). Not clearly by membership inference: from the"
+        "Not shown by reconstruction: the server reconstructed 0 of 2 images from uploads of one example in one step"
+        " (95 % interval 0 to 84\N{NO-BREAK SPACE}%). Not shown by membership inference: from the"
         " training's own uploads (AUC 0.52)",
         "Not by this page alone: these attacks found no leak, but others may reconstruct more",
     ]
@@ -252,8 +252,8 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     own = step("All its examples in all its steps", 0)
     own = replace(own, scenario=replace(own.scenario, source="the app's own upload"))
     said = answers(answers=[step("One", 2), own, members])[0]
-    first = "Not by reconstruction: the server reconstructed 0 of 2 images from the app's own upload"
-    then = "Not clearly by membership inference"
+    first = "Not shown by reconstruction: the server reconstructed 0 of 2 images from the app's own upload"
+    then = "Not shown by membership inference"
     assert said.startswith(first) and said.index(then) < said.index("Yes, from uploads that only the audit")
     both = answers(answers=[step("One", 2), replace(own, counts=step("All", 2).counts)])[0]
     assert both == "Yes: the server reconstructed 2 of 2 images from the app's own upload"
@@ -276,7 +276,7 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     said, approval = answers(answers=[step("One", 0), leaking])
     assert (
         said.startswith(
-            "Yes, by membership inference: from the training's own uploads (AUC 0.90). Not by reconstruction"
+            "Yes, by membership inference: from the training's own uploads (AUC 0.90). Not shown by reconstruction"
         )
         and "Not as it" in approval
     )

@@ -117,10 +117,6 @@ def around(
         stack.enter_context(lent.older_names_lent(code, moved))
         stack.enter_context(arrays_writable(code))
         stack.enter_context(replaced(time, "sleep", slept))
-        if (
-            re.search(r"\bray\b", code) and importlib.util.find_spec("ray") is not None
-        ):  # Flower's simulation is replaced, too
-            stack.enter_context(replaced(importlib.import_module("ray"), "init", lambda original, *_, **__: None))
         yield Around(data, missing, audits, moved, silent, stack.enter_context(lent.cpu_lent()), keras)
 
 

@@ -236,13 +236,20 @@ def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list
     Yield a list of those used so far, which is ``asked`` if given.
     """
     asked = [] if asked is None else asked
+
+    def dropped(original: Any, table: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.keys() & {"columns", "index"} and "axis" in kwargs:  # which says the same, and pandas 3.1 refuses
+            asked.extend({"pandas.DataFrame.drop(axis=)"} - {*asked})
+            del kwargs["axis"]
+        return original(table, *args, **kwargs)
+
     with ExitStack() as stack:
         # as before pandas 3, columns of texts take other values
         if "pandas" in code and importlib.util.find_spec("pandas") is not None:
             with warnings.catch_warnings(), suppress(KeyError):
                 warnings.simplefilter("ignore")
                 stack.enter_context(importlib.import_module("pandas").option_context("future.infer_string", False))
-            stack.enter_context(replaced(importlib.import_module("pandas").DataFrame, "drop", partial(_dropped, asked)))
+            stack.enter_context(replaced(importlib.import_module("pandas").DataFrame, "drop", dropped))
         for package, names in EARLIER["older"].items():
             for home, name, whole in _homes(code, package, names):
                 _lend_name(stack, home, name, names[whole], asked)
@@ -259,20 +266,14 @@ def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list
         yield asked
 
 
-def _dropped(asked: list[str], original: Any, table: Any, *args: Any, **kwargs: Any) -> Any:
-    if kwargs.keys() & {"columns", "index"} and "axis" in kwargs:  # which says the same, and pandas refuses
-        asked.extend({"pandas.DataFrame.drop(axis=)"} - {*asked})
-        del kwargs["axis"]
-    return original(table, *args, **kwargs)
-
-
 def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
     """Find what to patch in ``package``: yield (object's path, attribute, name) for ``names`` that ``code`` uses."""
     if not re.search(rf"\b{package}\b", code) or importlib.util.find_spec(package) is None:
         return
     saved = "layers." if "load_model" in code else "?"  # whose layers the code does not name
     used = [each for each in names if saved in each or re.search(rf"\b{re.escape(each.rpartition('.')[2])}\b", code)]
-    for root, each in product([package, f"{package}._tf_keras.keras"][: 1 + (package == "keras")], used):
+    of_keras = [f"{package}._tf_keras.keras", *["tensorflow.keras"] * ("from tensorflow.keras" in code)]
+    for root, each in product([package, *of_keras * (package == "keras")], used):
         if not isinstance(attempt(partial(resolve_name, root)), Failure):
             home, _, name = f"{root}.{each}".rpartition(".")
             yield home, name, each

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from itertools import chain
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -341,7 +342,7 @@ class ScriptRunner:
                         del sys.modules[each]
                         self._loggers.add(each)
 
-            stack.enter_context(_taken_over(calls, self.heard))
+            stack.enter_context(_taken_over(calls, self.heard, bool(re.search(r"\bray\b", code_of(self.folder)))))
             stack.enter_context(replaced(argparse.ArgumentParser, "error", refuse))
             stack.enter_context(replaced(argparse.ArgumentParser, "parse_known_args", note))
             if threading.current_thread() is not threading.main_thread():  # where Python lets none be set
@@ -462,7 +463,7 @@ def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, pr
 
 
 @contextmanager
-def _taken_over(calls: _Calls, heard: Callable[..., None]) -> Iterator[None]:
+def _taken_over(calls: _Calls, heard: Callable[..., None], ray: bool = False) -> Iterator[None]:
     """Record the arguments of Flower's starting functions in ``calls``, and end the script at the first.
 
     Processes that the script begins run in this process. ``heard`` is called with what is printed or logged.
@@ -493,6 +494,8 @@ def _taken_over(calls: _Calls, heard: Callable[..., None]) -> Iterator[None]:
         stack.enter_context(
             replaced(threading, "excepthook", lambda hook, each: each.exc_type is _AtStart or hook(each))
         )
+        if ray and find_spec("ray") is not None:  # the script starts it, and nothing needs it here
+            stack.enter_context(replaced(importlib.import_module("ray"), "init", lambda *_, **__: None))
         stack.enter_context(replaced(builtins, "print", heard))
         stack.enter_context(replaced(logging.Logger, "callHandlers", heard))
         stack.enter_context(replaced(BaseProcess, "start", at_once))
