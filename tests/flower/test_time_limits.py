@@ -17,6 +17,7 @@ from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.environment import around
 from fl_privacy.auditing.app.started import ScriptRunner
+from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.instrument.watch import TrainingWatch
 from fl_privacy.errors import UserError
 from tests.flower.test_stand_in import HEAD, LOADERS, NET, TAIL
@@ -26,7 +27,7 @@ from tests.flower.untouched_apps import attacked_only, written_once
 def audited(folder: Path, main: str, **asked: Any) -> dict[str, Any]:
     (folder / "app").mkdir(exist_ok=True)
     (folder / "app" / "main.py").write_text(main)
-    request = AppAuditRequest(out=folder / "out", victims=1, clients=1, seconds=0.0, stand_in=True, **asked)
+    request = AppAuditRequest(out=folder / "out", victims=1, clients=1, stand_in=True, **{"seconds": 0.0, **asked})
     with written_once(), attacked_only(()):
         session = audit_app(read_app(folder / "app"), request)
     return json.loads((session.page.parent / "audit.json").read_text())
@@ -64,6 +65,22 @@ def test_training_on_drawn_data_ends_in_time_and_the_page_says_so(
     record = audited(tmp_path, HEAD + NET.format(inputs=9, classes=2) + own + TAIL)
     assert not any("drawn" in each for each in record["notes"]), "real data are trained on as ever"
     assert record["facts"]["Optimizer"].endswith(", 3 steps in a round")
+
+
+def test_clients_that_join_share_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lasts, (inputs, classes, loader) = list[float](), LOADERS["torchvision"]
+    monkeypatch.setattr(audit, "LEAST_TRAINED", 0.5)
+    tapped = TappedGrid._tapped
+
+    def noted(grid: TappedGrid, message: Any) -> Any:
+        lasts.append(grid.longest())
+        return tapped(grid, message)
+
+    monkeypatch.setattr(TappedGrid, "_tapped", noted)
+    tail = TAIL.replace("num_clients=2", "num_clients=2, strategy=fl.server.strategy.FedAvg(min_available_clients=4)")
+    assert tail != TAIL
+    audited(tmp_path, HEAD + NET.format(inputs=inputs, classes=classes) + loader + tail, seconds=8.0)
+    assert lasts[-1] == 2.0
 
 
 def test_a_script_that_starts_no_flower_in_time_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -333,8 +333,8 @@ class AppAudit(AuditSession):
                 tables=tables, node_config=node_config, defense=defense,
             )  # fmt: skip
             grid.on_answer, self.grid, self.data = self.refresh, grid, there.data
-            longest = max(LEAST_TRAINED, asked.seconds / nodes)
-            grid.longest = lambda: longest if self.drawing is not None and self.drawing.asked else math.inf
+            drawn, share = self.drawing, lambda: max(LEAST_TRAINED, asked.seconds / len(grid.contexts))
+            grid.longest = lambda: share() if drawn is not None and drawn.asked else math.inf
             context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
             self.tell(f"Training {nodes} client{'s' * (nodes != 1)}")
             held, joined = rounds_held(asked.rounds), grid.joining()
