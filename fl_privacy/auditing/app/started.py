@@ -421,7 +421,7 @@ class ScriptRunner:
         return value
 
     def _execute(self, path: Path, names: dict[str, Any], calls: _Calls) -> None:
-        failed, said = list[Exception](), list[str]()
+        failed = dict[str, Exception]()
         script = named(path, self.folder)
         late = UserError(f"{script} did not start Flower within {self._longest:.0f} s; raise --seconds to wait longer.")
         with within_seconds(self._longest, late):
@@ -429,16 +429,15 @@ class ScriptRunner:
                 try:
                     exec(compile(cell, str(path), "exec"), names)
                 except _AtStart:
-                    self.failed += said
+                    self.failed += failed
                     raise
                 except (ImportError, OSError):  # the script runs again from elsewhere
                     raise
                 except Exception as error:  # noqa: BLE001  (third-party code can raise anything)
                     begins = cell.strip().partition("\n")[0][:60]
-                    said.append(f"The cell {begins!r} of {script} failed: {in_one_line(error)}")
-                    failed.append(error)
+                    failed[f"The cell {begins!r} of {script} failed: {in_one_line(error)}"] = error
             if failed:
-                raise late if late in failed else failed[0]
+                raise late if late in failed.values() else next(iter(failed.values()))
             if not any(calls.values()) and (entry := SourceFile(path, _tree_of(path)).entry):
                 names[entry]()  # as a command of its package would
 
@@ -491,9 +490,7 @@ def _taken_over(calls: _Calls, heard: Callable[..., None], ray: bool = False) ->
             for name, (kind, names) in _STARTS.items():
                 if hasattr(module, name) and not isinstance(getattr(module, name), ModuleType):
                     stack.enter_context(replaced(module, name, partial(note, kind, names)))
-        stack.enter_context(
-            replaced(threading, "excepthook", lambda hook, each: each.exc_type is _AtStart or hook(each))
-        )
+        stack.enter_context(replaced(threading, "excepthook", lambda hook, one: one.exc_type is _AtStart or hook(one)))
         if ray and find_spec("ray") is not None:  # the script starts it, and nothing needs it here
             stack.enter_context(replaced(importlib.import_module("ray"), "init", lambda *_, **__: None))
         stack.enter_context(replaced(builtins, "print", heard))
