@@ -39,7 +39,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "Trees, scikit-learn": (
         "quickstart-sklearn", "quickstart-xgboost", "xgboost-comprehensive", "quickstart-catboost",
     ),
-    "Analytics, vertical": (
+    "Analytics, vertical learning": (
         "federated-analytics", "quickstart-pandas", "federated-kaplan-meier-fitter", "vertical-fl", "quickstart-numpy",
     ),
     "Speech (Whisper)": ("whisper-federated-finetuning",),
@@ -52,7 +52,12 @@ def kinds_table(rows: Sequence[Row]) -> str:
     pages = {str(row["example"]): row for row in rows if "headline" in row}
     lines = [_line(kind, [pages.pop(name) for name in names if name in pages]) for kind, names in KINDS.items()]
     assert not pages, f"these examples have no kind in KINDS: {sorted(pages)}"
-    heads = ["Flower's examples", "single examples reconstructed", "whole training leaks", "data sent in the clear"]
+    heads = [
+        "Flower's examples",
+        "single examples reconstructed",
+        "the app's own uploads leak",
+        "data sent in the clear",
+    ]
     return markdown(heads, [line for line in lines if line])
 
 
