@@ -287,8 +287,8 @@ def _optima(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
         "The upload is the optimum of the client's loss, so weights are equations on its rows: sums of rows, weighted"
         " by what the model does not explain."
         if left < 1e-2
-        else "The upload is not the optimum of the client's loss: the fit was stopped before, so that the equations of"
-        " an optimum do not hold. That hides rows from this attack, and is no guarantee against others."
+        else "The upload is not the optimum of the client's loss: the fit stopped before it or has another penalty. The"
+        " equations of an optimum do not hold, which hides rows from this attack, but maybe not from others."
     )
     return Answer(
         scenario=SCENARIOS["logistic"],
@@ -309,13 +309,12 @@ def _optimum(arrays: Sequence[np.ndarray], fit: Fitted) -> LogisticOptimum | Non
     intercepts = [*_finite(arrays, (height,)), *(_finite(arrays, ()) if linear else ())]
     if not weights or not intercepts:
         return None
-    penalty = float(settings.get("C", 1.0)) if settings.get("penalty", "l2") != "None" else np.inf
-    if linear:
-        alpha = 0.0 if fit.kind == "LinearRegression" else float(settings.get("alpha", 1.0))
-        alpha *= len(fit.rows) if fit.kind == "SGDRegressor" else 1  # whose loss is a mean
-        penalty = 1 / alpha if alpha else np.inf
+    factor = 1 / float(settings.get("C", 1.0)) if not linear else float(settings.get("alpha", 1.0))
+    factor *= len(fit.rows) if fit.kind == "SGDRegressor" else 1  # whose loss is a mean
+    none = fit.kind == "LinearRegression" or settings.get("penalty", "l2") is None or not factor
     weight, intercept = weights[0].reshape(height, features), intercepts[0].reshape(height)
-    return LogisticOptimum(weights=weight, intercepts=intercept, inverse_penalty=penalty, linear=linear)
+    inverse = np.inf if none else 1 / factor
+    return LogisticOptimum(weights=weight, intercepts=intercept, inverse_penalty=inverse, linear=linear)
 
 
 def _finite(arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.ndarray]:

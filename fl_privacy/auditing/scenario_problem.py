@@ -308,8 +308,7 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
             "steps of several optimizers, or with settings that change, are not undone; use one, with fixed settings"
         )
     (name, stated), steps = next(iter(seen.optimizers.items()))
-    settings = dict(stated)
-    kind = name.removeprefix("DP")
+    settings, kind = dict(stated), name.removeprefix("DP")
     if kind not in OPTIMIZERS or settings.get("groups", 1) > 1:
         raise NotAttackedError(f"steps of {name} are not undone; use {', '.join(OPTIMIZERS)}")
     return replace(

@@ -260,7 +260,7 @@ class Scenarios:
         within_steps = "in one step" if steps == 1 else f"in {steps} steps"
         said = f"{many()} of {clients} client{'s' * (clients != 1)}, each of {of} {within_steps}"
         scenario = scenario_of(name, uploads=said, examples=size)
-        cut = [f"Time is for {len(found)} of {len(asked)}; a larger --seconds has more attacked."] * (found != asked)
+        cut = [f"Time allowed attacks on {len(found)} of {len(asked)}; raise --seconds for more."] * (found != asked)
         return replace(answer, scenario=scenario, seconds=time.perf_counter() - started, notes=(*answer.notes, *cut))
 
     def _in_time(

@@ -265,8 +265,7 @@ class AuditRecord:
 
     def _of_chance(self) -> str:
         most = max(self.uploads_attacked, key=lambda step: (step.share, not step.scenario.asked))
-        assert most.counts is not None
-        said = _read(most) + ", no more than chance allows" * bool(most.counts.read)
+        said = _read(most)
         words = max(map(_single_words, self.uploads_attacked), default=0)
         return f"{said}, but {words} single word{'s' * (words != 1)} of them" if words else said
 
@@ -376,15 +375,17 @@ def _read(step: Answer) -> str:
     assert counts is not None
     of = f"{counts.read} of {_number(counts.judged, what)}"
     how = f"{OBSERVERS[step.observer]} reconstructed"
+    luck = ", no more than chance allows" * (counts.read > 0 and not step.leaks)
     of += {"node": ", given all edges,", "graph": " with all their edges, none given,"}.get(step.kind, "")
     if step.scenario.source:
-        return f"{how} {of} from {step.scenario.source}"
+        return f"{how} {of} from {step.scenario.source}{luck}"
     if step.kind in _READ_IN_WORDS:
         how += " the words of"
         of = of if step.scenario.examples == 1 else f"{counts.read} of {_number(counts.judged, 'upload')}"
     number, later = step.scenario.examples, ", in the last round" if step.scenario.name == "later" else ""
     made = "one example" if number == 1 else f"{number} examples"
-    return f"{how} {of} from {'one upload' if counts.groups == 1 < number else 'uploads'} of {made} in one step{later}"
+    uploads = "one upload" if counts.groups == 1 < number else "uploads"
+    return f"{how} {of} from {uploads} of {made} in one step{later}{luck}"
 
 
 OTHERS: Mapping[str, Mapping[str, str]] = shipped(__file__, "other_observers.json")

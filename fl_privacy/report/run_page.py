@@ -10,6 +10,7 @@ from fl_privacy.attacks import malicious
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import TEXT_METRIC
 from fl_privacy.report import gallery
+from fl_privacy.report.audit_parts import UPLOADS
 from fl_privacy.report.bars import Bar, bar_of_counts, bars_of
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.gallery import films_of_run
@@ -21,7 +22,7 @@ from fl_privacy.report.settings import batch_norm_in_words, chosen, figures_of, 
 from fl_privacy.report.words import span
 from fl_privacy.runs.config.parse import select
 from fl_privacy.runs.folder import Attacker, Film, LeakageResult, Pair, Run, Sentence, Verdict, verdict_of
-from fl_privacy.runs.folder.leakage import facts_of, in_round, modality_attacked, worst_by
+from fl_privacy.runs.folder.leakage import AttackedUploads, facts_of, in_round, modality_attacked, worst_by
 from fl_privacy.runs.folder.pictures import RowPair
 from fl_privacy.runs.folder.verdict import LEAK, tone_of
 from fl_privacy.types.modality import ROWS, TEXTS, Modality
@@ -44,7 +45,9 @@ def audit_lede(run: Run) -> str:
     defended = f"defended by {' and '.join(run.defenses)}, as clients say"
     guarded = defended if run.defenses else "undefended as far as clients say"
     against = f", attacked by {chosen(run, 'attack')}" if run.of_kind("image") else ""
-    return f"{trained}, {guarded}{against}."
+    source = facts_of(run).source
+    alone = f" The attack targets {UPLOADS[source]}." if source is AttackedUploads.SERVER else ""
+    return f"{trained}, {guarded}{against}.{alone}"
 
 
 def what_was_done(run: Run) -> str:

@@ -12,7 +12,7 @@ from fl_privacy.measure.intervals import LEAST_SPLIT
 from fl_privacy.measure.registry import IMAGE_METRIC, LARGEST_PSNR
 
 MARK = "<!-- words -->"  # place of a page's folded glossary
-_ERROR = re.compile(r":? \(?[\w.]*(?:Error|Exception|Exit)\b")
+_ERROR = re.compile(r":? \(?[\w.]*(?:Error|Exception|Exit)(?=:)")
 _MARKUP = re.compile(r"<(style|script|svg)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
 

@@ -11,7 +11,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, SGDRegressor
 from sklearn.naive_bayes import GaussianNB
 
-from fl_privacy.auditing.fitted_uploads import FittedUploads
+from fl_privacy.auditing.fitted_uploads import FittedUploads, _optimum
 from fl_privacy.auditing.instrument.fitted import Fitted, FittedBy
 from fl_privacy.measure.counts import Counts
 
@@ -119,6 +119,13 @@ def test_an_optimum_of_a_linear_regression_gives_a_row(kind: type, options: dict
         (answer,) = kept.attack_all(clients=1, seed=0, seconds=60.0)
         assert (answer.counts.exact, answer.counts.judged, answer.above_chance) == (exact, 20, exact > 0)
         assert ("not the optimum" in answer.notes[0]) == (exact == 0)
+
+
+def test_a_regression_without_penalty_is_attacked_as_such() -> None:
+    rows, targets = load_diabetes(return_X_y=True, scaled=False)
+    for options, inverse in (({"penalty": None}, np.inf), ({"alpha": 0.01}, 1 / 0.9)):
+        _, fit = fitted(SGDRegressor, rows[:90], targets[:90], **options)
+        assert _optimum([np.zeros(10), np.zeros(1)], fit).inverse_penalty == pytest.approx(inverse)
 
 
 @pytest.mark.parametrize("beside", [(), ("classes_",), ("class_prior_", "classes_")])

@@ -134,7 +134,9 @@ def test_updates_of_many_steps_are_rehearsed(tmp_path: Path, monkeypatch: pytest
     assert run.summary.plain.images == 2 and mean_psnr(run) > 15
     assert audit_of_run(run.name, verdict_of(run)).tone == "open"  # no client's upload leaks
     page = (run.path / "report.html").read_text()
-    assert "undefended uploads of one image each that the server made itself" in page and "never leaves the client" in page
+    assert (
+        "undefended uploads of one image each that the server made itself" in page and "never leaves the client" in page
+    )
 
 
 def make_strategy(kind: type[Any]) -> Any:

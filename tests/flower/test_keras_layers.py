@@ -516,3 +516,23 @@ def test_an_unknown_layer_is_the_reason_that_nothing_is_attacked() -> None:
     with pytest.raises(NotAttackedError, match="Keras layer Unknown is not supported"):
         read_problem(trained(net, torch.rand(2, 4)).watched, [])
     assert np.isfinite(net.layers[1].kernel.value.detach().numpy()).all()
+
+
+@pytest.mark.parametrize(("steps", "begins_at"), [(0, 0.1), (3, 0.0)])
+def test_an_optimizer_begins_anew_only_if_it_made_steps(steps: int, begins_at: float) -> None:
+    class Held:
+        value = np.full(2, 0.1)  # such as the first sums of Adagrad
+
+        def numpy(self) -> np.ndarray:
+            return self.value
+
+        def assign(self, value: np.ndarray) -> None:
+            self.value = value
+
+    optimizer, held, found = SGD(0.1), Held(), list[float]()
+    vars(optimizer).update(variables=[held], iterations=steps, _learning_rate=None)
+    watch = TrainingWatch(only=OnlyExamples(anew=True))
+    with watch.looking():
+        kernel = Dense(2, 2).kernel
+        watch.on_step(lambda *_: found.append(held.value[0]), optimizer, [torch.zeros(2, 2)], [kernel])
+    assert (found, held.value[0]) == ([begins_at], 0.1)

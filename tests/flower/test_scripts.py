@@ -101,6 +101,7 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
         ('WAYS = ["mean", "median"]\nparser.add_argument("--way", required=True, choices=WAYS)', ("--way", "mean")),
         ('WAYS = {"mean": 1}\nparser.add_argument("way", choices=list(WAYS.keys()))', ("mean",)),
         ('parser.add_argument("--size", nargs=2, type=int, required=True)', ("--size", "1", "1")),
+        ('parser.add_argument("--size", nargs=1000000000000, type=int, required=True)', ("--size", "1")),
         ("print(sys.argv[1])", ("{partition}",)),
         ("if sys.argv[1] == 'server': pass\nelif sys.argv[1] == 'client': pass", ("client",)),
         ('parser.add_argument("--mode", default="server", choices=["server", "client"])', ("--mode", "client")),

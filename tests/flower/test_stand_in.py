@@ -28,8 +28,9 @@ from fl_privacy.auditing.app.lent import (
     loaded_here,
     older_names_lent,
 )
+from fl_privacy.auditing.app.odd_files import fill
 from fl_privacy.auditing.app.scripts import SourceFile, parsed
-from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, texts
+from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, sounds, texts
 from fl_privacy.auditing.app.stood_in import Hooks, stood_in
 from fl_privacy.auditing.instrument.fitted import FittedBy
 from fl_privacy.auditing.instrument.watch import replaced
@@ -319,6 +320,14 @@ assert {read}
 """
     with stood_in(drawing_of(f"of = {{'no': 0, 'mild': 1, 'severe': 2}}\nend = '.{end}'", tmp_path)):
         exec(code, {})
+
+
+def test_made_up_sounds_differ_by_class_and_are_few(tmp_path: Path) -> None:
+    heard = [np.abs(np.fft.rfft(each)).argmax() for each in sounds(100, 100, np.random.default_rng(0))]
+    assert len({*heard}) == 100
+    drawing = drawing_of("net = Net(num_classes=1000)\nend = '.wav'", tmp_path)
+    fill(drawing, tmp_path / "made")
+    assert len([*tmp_path.glob("made/*.wav")]) == 2000
 
 
 def test_missing_folders_and_files_are_drawn_where_the_app_works(

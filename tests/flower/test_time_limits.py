@@ -17,7 +17,9 @@ from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.environment import around
 from fl_privacy.auditing.app.started import ScriptRunner
+from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.instrument.watch import TrainingWatch
+from fl_privacy.errors import UserError
 from tests.flower.test_stand_in import HEAD, LOADERS, NET, TAIL
 from tests.flower.untouched_apps import attacked_only, written_once
 
@@ -25,7 +27,7 @@ from tests.flower.untouched_apps import attacked_only, written_once
 def audited(folder: Path, main: str, **asked: Any) -> dict[str, Any]:
     (folder / "app").mkdir(exist_ok=True)
     (folder / "app" / "main.py").write_text(main)
-    request = AppAuditRequest(out=folder / "out", victims=1, clients=1, seconds=0.0, stand_in=True, **asked)
+    request = AppAuditRequest(out=folder / "out", victims=1, clients=1, stand_in=True, **{"seconds": 0.0, **asked})
     with written_once(), attacked_only(()):
         session = audit_app(read_app(folder / "app"), request)
     return json.loads((session.page.parent / "audit.json").read_text())
@@ -55,7 +57,9 @@ def test_training_on_drawn_data_ends_in_time_and_the_page_says_so(
     monkeypatch.setattr(audit, "LEAST_TRAINED", 0.0)
     inputs, classes, loader = LOADERS["torchvision"]
     record = audited(tmp_path, HEAD + NET.format(inputs=inputs, classes=classes) + loader + TAIL)
-    assert any("a pass over drawn data had one batch of at most 8 examples" in each for each in record["notes"])
+    assert any("a pass over drawn data had one batch (in PyTorch, of at most 8" in each for each in record["notes"])
+    first = (tmp_path / "out" / "audit-app" / "report.html").read_text().partition("</header>")[0]
+    assert "Training was cut short, as it took too long." in first
     assert record["facts"]["Optimizer"].endswith(", 1 step in a round")
     own = "loader = DataLoader(TensorDataset(torch.rand(24, 9), torch.arange(24) % 2), batch_size=8)\n"
     record = audited(tmp_path, HEAD + NET.format(inputs=9, classes=2) + own + TAIL)
@@ -63,11 +67,34 @@ def test_training_on_drawn_data_ends_in_time_and_the_page_says_so(
     assert record["facts"]["Optimizer"].endswith(", 3 steps in a round")
 
 
+def test_clients_that_join_share_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lasts, (inputs, classes, loader) = list[float](), LOADERS["torchvision"]
+    monkeypatch.setattr(audit, "LEAST_TRAINED", 0.5)
+    tapped = TappedGrid._tapped
+
+    def noted(grid: TappedGrid, message: Any) -> Any:
+        lasts.append(grid.longest())
+        return tapped(grid, message)
+
+    monkeypatch.setattr(TappedGrid, "_tapped", noted)
+    tail = TAIL.replace("num_clients=2", "num_clients=2, strategy=fl.server.strategy.FedAvg(min_available_clients=4)")
+    assert tail != TAIL
+    audited(tmp_path, HEAD + NET.format(inputs=inputs, classes=classes) + loader + tail, seconds=8.0)
+    assert lasts[-1] == 2.0
+
+
 def test_a_script_that_starts_no_flower_in_time_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "LONGEST_STARTED", 1.0)
     trains = HEAD + NET.format(inputs=4, classes=2) + "while True:\n    sum(range(1000))\n" + TAIL
-    record = audited(tmp_path, trains)
-    assert "main.py did not start Flower within 1 s: a larger --seconds waits" in " ".join(record["problems"] + record["further"])
+    why = audited(tmp_path, trains)["further"][0]
+    assert why.endswith("not audited: main.py did not start Flower within 1 s; raise --seconds to wait longer")
+
+
+def test_a_notebook_out_of_time_says_so_rather_than_what_failed_before(tmp_path: Path) -> None:
+    cells = [{"cell_type": "code", "source": each} for each in ("1 / 0", "while True:\n    sum(range(1000))")]
+    (tmp_path / "main.ipynb").write_text(json.dumps({"cells": cells}))
+    with pytest.raises(UserError, match=r"main.ipynb did not start Flower within 1 s"):
+        ScriptRunner(tmp_path, 1.0).run(tmp_path / "main.ipynb", ())
 
 
 def test_flower_loads_no_tensorflow_for_an_app_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +112,7 @@ def test_flower_loads_no_tensorflow_for_an_app_without(tmp_path: Path, monkeypat
 
 def test_a_script_starts_no_ray(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
-    text = "import flwr, ray\nray.init(num_cpus=1)\nassert not ray.is_initialized()\n"
+    text = "import flwr, ray\nfrom ray import init\ninit(num_cpus=1)\nassert not ray.is_initialized()\n"
     (tmp_path / "app" / "main.py").write_text(f"{text}flwr.simulation.start_simulation(num_clients=4)\n")
     app = read_app(tmp_path / "app")
     with around(app, tmp_path / "files", None):

@@ -61,6 +61,13 @@ def test_the_pictures_that_are_open_are_those_of_the_headline(steps: list[Answer
     assert opened(AuditRecord(app="a", lede="", answers=steps, lines=[LINE])) == [wanted]
 
 
+def test_a_headline_keeps_names_that_end_like_errors() -> None:
+    what = "the array MeanSquaredError"
+    clear = CountedLeak(severity="data", what=what, where="m/n", why="y", kind="train", times=1, of=2)
+    page = AuditRecord(app="a", findings=[clear], lines=[LINE])
+    assert re.search(f"<h1.*>{page.headline}</h1>", render_audit(page)) and what in page.headline
+
+
 @pytest.mark.parametrize("reason", [LATE, UNKNOWN, "its code makes no step on a single example"])
 def test_a_headline_says_why_no_upload_was_attacked(reason: str) -> None:
     rest = step("All its examples in all its steps", None, reason="this is what the training uploads")
@@ -234,11 +241,14 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
         "Not as it is: defend the clients, and audit again",
     ]
     assert answers(answers=[step("One", 0), members]) == [
-        "Not shown by reconstruction: the server reconstructed 0 of 2 images from uploads of one example in one step (95 %"
-        " interval 0 to 84\N{NO-BREAK SPACE}%). Not shown by membership inference: from the"
+        "Not shown by reconstruction: the server reconstructed 0 of 2 images from uploads of one example in one step"
+        " (95 % interval 0 to 84\N{NO-BREAK SPACE}%). Not shown by membership inference: from the"
         " training's own uploads (AUC 0.52)",
         "Not by this page alone: these attacks found no leak, but others may reconstruct more",
     ]
+    lucky = replace(step("One", 1), counts=Counts(exact=1, nothing=1, groups=2, chance=0.9))
+    said = answers(answers=[lucky])[0]
+    assert "reconstructed 1 of 2 images" in said and "in one step, no more than chance allows (95" in said
     own = step("All its examples in all its steps", 0)
     own = replace(own, scenario=replace(own.scenario, source="the app's own upload"))
     said = answers(answers=[step("One", 2), own, members])[0]

@@ -333,8 +333,8 @@ class AppAudit(AuditSession):
                 tables=tables, node_config=node_config, defense=defense,
             )  # fmt: skip
             grid.on_answer, self.grid, self.data = self.refresh, grid, there.data
-            longest = max(LEAST_TRAINED, asked.seconds / nodes)
-            grid.longest = lambda: longest if self.drawing is not None and self.drawing.asked else math.inf
+            drawn, share = self.drawing, lambda: max(LEAST_TRAINED, asked.seconds / len(grid.contexts))
+            grid.longest = lambda: share() if drawn is not None and drawn.asked else math.inf
             context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
             self.tell(f"Training {nodes} client{'s' * (nodes != 1)}")
             held, joined = rounds_held(asked.rounds), grid.joining()
@@ -371,12 +371,9 @@ class AppAudit(AuditSession):
         backend = "Keras ran on PyTorch, whose steps can be attacked; KERAS_BACKEND=tensorflow keeps it on TensorFlow."
         metrics = ", ".join(sorted(Score.asked))
         assert self.grid is not None
-        hurried = (
-            "Clients trained longer than there is time: from then on, a pass over drawn data had one batch of at most"
-        )
-        hurried += f" {LATE_BATCH} examples; a larger --seconds trains longer."
+        hurried = "Clients trained longer than --seconds allows: from then on, a pass over drawn data had one batch"
         said = {
-            hurried: self.grid.hurried,
+            f"{hurried} (in PyTorch, of at most {LATE_BATCH} examples).": self.grid.hurried,
             f"Accuracy, precision, recall and F1 (macro averages) stand for the hub's {metrics}.": metrics,
             beyond: limit is not None and rounds > limit,
             acts: name,
@@ -457,6 +454,7 @@ class AppAudit(AuditSession):
         if self.defense is not None:
             covers = grid.covers() or " on every reply"
             lede += f" It ran twice: without a defense, and with {settings_in_words(self.defense.parts)}{covers}."
+        lede += " Training was cut short, as it took too long." * grid.hurried
         if self.drawing is not None and (drawn := self.drawing.in_words()):
             lede = f"{drawn} {lede}"
         environment = [

@@ -109,9 +109,7 @@ def around(
         if "USE_TF" not in os.environ and not re.search("tensorflow|keras", code):
             os.environ["USE_TF"] = "0"  # Transformers imports it otherwise, and fails by Keras 3
             stack.callback(os.environ.pop, "USE_TF", None)
-            if (
-                app.scripts is not None and "tensorflow" not in sys.modules
-            ):  # Flower does without it, which loads slowly
+            if app.scripts is not None and "tensorflow" not in sys.modules:  # Flower does without, which loads slowly
                 sys.modules["tensorflow"] = None  # type: ignore[assignment]
                 importlib.import_module("flwr.simulation")
                 del sys.modules["tensorflow"]
@@ -119,8 +117,6 @@ def around(
         stack.enter_context(lent.older_names_lent(code, moved))
         stack.enter_context(arrays_writable(code))
         stack.enter_context(replaced(time, "sleep", slept))
-        if "ray.init" in code and importlib.util.find_spec("ray") is not None:  # Flower's simulation is replaced, too
-            stack.enter_context(replaced(importlib.import_module("ray"), "init", lambda original, *_, **__: None))
         yield Around(data, missing, audits, moved, silent, stack.enter_context(lent.cpu_lent()), keras)
 
 

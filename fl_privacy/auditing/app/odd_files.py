@@ -21,6 +21,7 @@ from fl_privacy.auditing.app.stand_in import (
     DRAWN,
     IMAGE,
     LABEL,
+    MOST_DRAWN,
     OF_DATA,
     OF_MODEL,
     SOUND,
@@ -399,8 +400,8 @@ def fill(drawing: Drawing, made: Path, asked: str = "", *, by_class: bool = Fals
     heard, by_class = drawing.suffix == ".wav" and not by_class, by_class or bool(OF_DATA.search(made.name))
     if made.is_dir():
         return
-    number = 24 * classes
-    drawn = sounds(number, classes, rng) if heard else drawing.as_images(number, Shape(side=64, classes=classes), rng)
+    many = min(24 * classes, MOST_DRAWN // (10 if heard else 1))
+    drawn = sounds(many, classes, rng) if heard else drawing.as_images(many, Shape(side=64, classes=classes), rng)
     for number, each in enumerate(drawn):
         place = made / names[number % classes] if by_class else made
         place.mkdir(parents=True, exist_ok=True)
@@ -411,7 +412,7 @@ def fill(drawing: Drawing, made: Path, asked: str = "", *, by_class: bool = Fals
             file.setparams((1, 2, SOUND, 0, "NONE", ""))
             file.writeframes(each.tobytes())
     kind = "sounds of a second" if heard else "pictures"
-    drawing.note(asked, f"{len(drawn)} drawn {kind}{f' in {classes} folders' * by_class}")
+    drawing.note(asked, f"{many} drawn {kind}{f' in {min(classes, many)} folders' * by_class}")
 
 
 def suffix_sought() -> str:

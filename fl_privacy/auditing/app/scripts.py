@@ -381,7 +381,9 @@ def _guessed(
                 value = next(filter(None, known), None) if kind in _OF_TYPE and not _ENDS.match(name) else None
             if value is not None:
                 many = constant(taken.get("nargs"))
-                yield from [flag] * flag.startswith("-") + [value] * (many if isinstance(many, int) else 1)
+                yield from [flag] * flag.startswith("-") + [value] * (
+                    many if isinstance(many, int) and 0 < many < 100 else 1
+                )
         if asked:
             return
     yield from _of_argv(trees[0], of_client=of_client) if trees else ()

@@ -4,7 +4,7 @@ import ast
 import importlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -125,10 +125,11 @@ def numbers(number: int, columns: int, classes: int, rng: np.random.Generator) -
     return (means[labels(number, classes)] + rng.normal(size=(number, columns))).round(3)
 
 
-def sounds(number: int, classes: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw recordings (N, SOUND), int16: tones of their classes in noise."""
-    tones = 200 * (1 + labels(number, classes)[:, None]) * np.arange(SOUND) / SOUND
-    return (6000 * (np.sin(2 * np.pi * tones) + 0.3 * rng.normal(size=tones.shape))).astype(np.int16)
+def sounds(number: int, classes: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Draw ``number`` recordings (SOUND,), int16, one at a time: a tone of the class in noise."""
+    for label in labels(number, classes):
+        tone = np.sin(np.pi * (1 + label) / (classes + 1) * np.arange(SOUND))
+        yield (6000 * (tone + 0.3 * rng.normal(size=SOUND))).astype(np.int16)
 
 
 def texts(number: int, classes: int, rng: np.random.Generator) -> list[str]:

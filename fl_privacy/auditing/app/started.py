@@ -342,7 +342,7 @@ class ScriptRunner:
                         del sys.modules[each]
                         self._loggers.add(each)
 
-            stack.enter_context(_taken_over(calls, self.heard, "ray.init" in code_of(self.folder)))
+            stack.enter_context(_taken_over(calls, self.heard, bool(re.search(r"\bray\b", code_of(self.folder)))))
             stack.enter_context(replaced(argparse.ArgumentParser, "error", refuse))
             stack.enter_context(replaced(argparse.ArgumentParser, "parse_known_args", note))
             if threading.current_thread() is not threading.main_thread():  # where Python lets none be set
@@ -421,27 +421,25 @@ class ScriptRunner:
         return value
 
     def _execute(self, path: Path, names: dict[str, Any], calls: _Calls) -> None:
-        failed, said = list[Exception](), list[str]()
-        late = (
-            f"{named(path, self.folder)} did not start Flower within {self._longest:.0f} s: a larger --seconds waits."
-        )
-        with within_seconds(self._longest, UserError(late)):
+        failed = dict[str, Exception]()
+        script = named(path, self.folder)
+        late = UserError(f"{script} did not start Flower within {self._longest:.0f} s; raise --seconds to wait longer.")
+        with within_seconds(self._longest, late):
             for cell in cells_of(path):
                 try:
                     exec(compile(cell, str(path), "exec"), names)
                 except _AtStart:
-                    self.failed += said
+                    self.failed += failed
                     raise
                 except (ImportError, OSError):  # the script runs again from elsewhere
                     raise
                 except Exception as error:  # noqa: BLE001  (third-party code can raise anything)
                     begins = cell.strip().partition("\n")[0][:60]
-                    said.append(f"The cell {begins!r} of {named(path, self.folder)} failed: {in_one_line(error)}")
-                    failed.append(error)
-        if failed:
-            raise failed[0]
-        if not any(calls.values()) and (entry := SourceFile(path, _tree_of(path)).entry):
-            names[entry]()  # as a command of its package would
+                    failed[f"The cell {begins!r} of {script} failed: {in_one_line(error)}"] = error
+            if failed:
+                raise late if late in failed.values() else next(iter(failed.values()))
+            if not any(calls.values()) and (entry := SourceFile(path, _tree_of(path)).entry):
+                names[entry]()  # as a command of its package would
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
@@ -492,9 +490,7 @@ def _taken_over(calls: _Calls, heard: Callable[..., None], ray: bool = False) ->
             for name, (kind, names) in _STARTS.items():
                 if hasattr(module, name) and not isinstance(getattr(module, name), ModuleType):
                     stack.enter_context(replaced(module, name, partial(note, kind, names)))
-        stack.enter_context(
-            replaced(threading, "excepthook", lambda hook, each: each.exc_type is _AtStart or hook(each))
-        )
+        stack.enter_context(replaced(threading, "excepthook", lambda hook, one: one.exc_type is _AtStart or hook(one)))
         if ray and find_spec("ray") is not None:  # the script starts it, and nothing needs it here
             stack.enter_context(replaced(importlib.import_module("ray"), "init", lambda *_, **__: None))
         stack.enter_context(replaced(builtins, "print", heard))

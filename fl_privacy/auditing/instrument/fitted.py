@@ -135,7 +135,7 @@ class FittedBy:
 
     def _note(self, estimator: Any, rows: Any, labels: Any) -> None:
         (table, answers), kind = _table(rows, labels, float), type(estimator).__name__
-        settings = {k: v for k, v in estimator.get_params().items() if isinstance(v, int | float | str | bool)}
+        settings = {k: v for k, v in estimator.get_params().items() if isinstance(v, int | float | str | None)}
         trees = [getattr(each, "tree_", None) for each in getattr(estimator, "estimators_", [estimator])[:MOST_TREES]]
         held = [tree.__getstate__()["nodes"] for tree in trees if tree is not None]
         nodes = tuple(np.frombuffer(each.tobytes(), each.dtype) for each in held)  # with their padding

@@ -373,7 +373,7 @@ class TrainingWatch:
             for parameter in (parameter for each in optimizer.param_groups for parameter in each["params"]):
                 parameter.grad = None  # so that this step changes nothing
             return
-        if id(optimizer) not in self._stepped_by and self._begins(bool(state := optimizer.state)) and state:
+        if id(optimizer) not in self._stepped_by and self._begins(bool(state := optimizer.state)):
             self._put_back.callback(setattr, optimizer, "state", state)
             optimizer.state = defaultdict(dict)
         self._stepped_by.add(id(optimizer))
@@ -387,7 +387,7 @@ class TrainingWatch:
 
     def _begins(self, used: bool) -> bool:
         self.seen.anew &= not used
-        return self._only is not None and self._only.anew
+        return used and self._only is not None and self._only.anew
 
     def _end_recording(self) -> None:
         if self._recorder is not None and self._roots:
