@@ -13,15 +13,15 @@ from tests.test_shape import ROOT
 
 CEILINGS = {
     "things at the top of the package": 20,
-    "lines of the package": 92_661,
+    "lines of the package": 92_654,
     "files": 416,
-    "private helpers of at most 6 lines, called once": 59,
+    "private helpers of at most 6 lines, called once": 57,
     "public class names with two homes": 1,
     "argument lines without their noun, in percent": 0,
-    "words in docstrings": 91_477,
+    "words in docstrings": 90_864,
     "words of our own in docstrings": 0,
     "words of our own in docs and README": 0,
-    "words in the guide": 24_066,
+    "words in the guide": 24_030,
 }
 """Lower a ceiling as soon as the figure is below it; raise none."""
 
