@@ -13,9 +13,10 @@ from fl_privacy.measure.answer import QUESTIONS, Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.advice import noise_to_try
-from fl_privacy.report.audit_parts import UP, UPLOADS, Captured, CountedLeak, Line, Severity, Volume, members_said
+from fl_privacy.report.audit_parts import UP, Captured, CountedLeak, Line, Severity, Volume, members_said
 from fl_privacy.report.bars import SHORT, Bar, bars_of, bars_of_questions, best_of, by_reality, paired
 from fl_privacy.report.gallery import data_uri
+from fl_privacy.report.headline import UPLOADS
 from fl_privacy.report.page import render
 from fl_privacy.report.words import share_interval, uncapital
 from fl_privacy.runs.folder import Verdict

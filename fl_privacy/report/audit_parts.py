@@ -7,7 +7,6 @@ from typing import Literal
 from fl_privacy.effects import Description
 from fl_privacy.measure.answer import Answer
 from fl_privacy.measure.counts import Counts
-from fl_privacy.runs.folder.leakage import AttackedUploads
 from fl_privacy.types.plan import Normalization
 
 UP = "client to server"  # direction of replies
@@ -79,13 +78,6 @@ class Captured:
     partitions: Mapping[int, int] = field(default_factory=dict)  # client -> stated partition; not written
     identified: Set[int] = frozenset()  # clients that ever stated a partition; not written
     site: tuple[Counts, int] | None = None  # what another site reconstructs, and how many sites there are; if attacked
-
-
-UPLOADS: Mapping[AttackedUploads, str] = {
-    AttackedUploads.PROBES: "uploads of few images each, which clients computed for this as they compute their own",
-    AttackedUploads.TRAINING: "updates of the training itself",
-    AttackedUploads.SERVER: "uploads of one image each that the server computed itself, undefended",
-}
 
 
 def members_said(members: Sequence[Answer]) -> list[str]:

@@ -39,6 +39,13 @@ class _Clause(NamedTuple):
     leads: bool = True
 
 
+UPLOADS: Mapping[AttackedUploads, str] = {
+    AttackedUploads.PROBES: "uploads of few images each, which clients computed for this as they compute their own",
+    AttackedUploads.TRAINING: "updates of the training itself",
+    AttackedUploads.SERVER: "uploads of one image each that the server computed itself, undefended",
+}
+
+
 def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
     """Put ``verdict`` into words; ``kind`` replaces the name of the verdict's examples, such as ``image``."""
     kind = kind or verdict.modality.one

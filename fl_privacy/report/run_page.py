@@ -10,11 +10,10 @@ from fl_privacy.attacks import malicious
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import TEXT_METRIC
 from fl_privacy.report import gallery
-from fl_privacy.report.audit_parts import UPLOADS
 from fl_privacy.report.bars import Bar, bar_of_counts, bars_of
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.gallery import films_of_run
-from fl_privacy.report.headline import approval, bound_in_words, headline_of
+from fl_privacy.report.headline import UPLOADS, approval, bound_in_words, headline_of
 from fl_privacy.report.inferred import views_of
 from fl_privacy.report.page import render
 from fl_privacy.report.ppc import paper_view_of

@@ -176,7 +176,7 @@ def test_images_are_recognized_after_compression(tmp_path: Path) -> None:
 
 def test_the_faces_of_the_package_are_refused_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'fl-privacy\[faces\]'"):
+    with pytest.raises(UserError, match=r"pip install gan-face-generate"):
         find_generator(FACES, (3, 64, 64))
 
 

@@ -48,6 +48,6 @@ def test_finds_the_policies_that_leave_images_as_they_are(channels):
 
 def test_without_the_package_it_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "piq", None)
-    with pytest.raises(UserError, match=r"pip install 'fl-privacy\[fsim\]'") as error:
+    with pytest.raises(UserError, match=r"pip install 'piq'") as error:
         fsim_scores(images(1), POLICIES, seed=0)
     assert "\n" not in str(error.value)

@@ -109,5 +109,5 @@ def test_bad_arguments_are_one_line(wrong):
 
 def test_missing_opacus_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
-    with pytest.raises(UserError, match=r"pip install 'fl-privacy\[dp\]'"):
+    with pytest.raises(UserError, match=r"pip install 'opacus'"):
         epsilon(noise_multiplier=1.0, sample_rate=0.1, steps=1, delta=DELTA)
