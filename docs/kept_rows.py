@@ -129,8 +129,8 @@ def rows_table(name: str, folder: Path = ROWS, columns: Sequence[str] = ()) -> s
         folder: folder that holds it.
         columns: fields to show; all if empty.
     """
-    if not columns and (told := yaml.safe_load(TABLES.read_text(encoding="utf-8")).get(name)):
-        return _told_table(read_rows(name, folder), told["columns"], told.get("words", {}))
+    if not columns and (stated := yaml.safe_load(TABLES.read_text(encoding="utf-8")).get(name)):
+        return _stated_table(read_rows(name, folder), stated["columns"], stated.get("words", {}))
     kinds: dict[tuple[str, str], list[Row]] = {}
     for row in read_rows(name, folder):
         kinds.setdefault((next(iter(row)), row.get("server", "")), []).append(row)
@@ -289,7 +289,7 @@ def escaped(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _told_table(rows: Sequence[Row], columns: Mapping[str, str], words: Mapping[Any, str]) -> str:
+def _stated_table(rows: Sequence[Row], columns: Mapping[str, str], words: Mapping[Any, str]) -> str:
     """Render rows as one table, a column for each head in ``columns``; "Not run." without rows.
 
     Args:
@@ -304,11 +304,11 @@ def _told_table(rows: Sequence[Row], columns: Mapping[str, str], words: Mapping[
         known = isinstance(value, str | bool) and value in words
         return words[value] if known else format(value, form) if form and value is not None else _told(value)
 
-    def cell(row: Row, told: str) -> str:
-        fields = {field: shown(row, field) for field in re.findall(r"{(.+?)}", told)}
-        return re.sub(r"{(.+?)}", lambda field: fields[field[1]], told) if all(fields.values()) else ""
+    def cell(row: Row, form: str) -> str:
+        fields = {field: shown(row, field) for field in re.findall(r"{(.+?)}", form)}
+        return re.sub(r"{(.+?)}", lambda field: fields[field[1]], form) if all(fields.values()) else ""
 
-    lines = [[cell(row, told) for told in columns.values()] for row in rows]
+    lines = [[cell(row, form) for form in columns.values()] for row in rows]
     return markdown(list(columns), lines) if lines else "Not run."
 
 

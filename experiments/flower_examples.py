@@ -338,7 +338,8 @@ def why_none(row: Mapping[str, Any]) -> str:
     if "headline" not in row:
         return str(row["reason"]).removeprefix("error: ").removesuffix("; --debug shows the traceback.").rstrip(".")
     if row.get("network_alone"):
-        return f"network alone: {row['headline']}"
+        own = [] if "was not audited:" in row["headline"] else row["problems"][:1]  # where later pages say why
+        return f"network alone: {'. '.join([row['headline'], *own])}"
     nothing = row["uploaded"] == "no arrays"
     if row["findings"] or not (nothing or (row["uploaded"].startswith("no arrays") and row["problems"])):
         return ""

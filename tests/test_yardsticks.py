@@ -13,7 +13,7 @@ from tests.test_shape import ROOT
 
 CEILINGS = {
     "things at the top of the package": 20,
-    "lines of the package": 92_654,
+    "lines of the package": 92_651,
     "files": 416,
     "private helpers of at most 6 lines, called once": 57,
     "public class names with two homes": 1,

@@ -171,7 +171,7 @@ class AuditRecord:
         own, asked = ([step for step in self.steps if step.scenario.asked is made] for made in (False, True))
         said = list[str]()
         for steps, yes in ((own, "Yes"), (asked, "Yes, from uploads that only the audit asked for")):
-            if any(step.leaks for step in own if said):
+            if said and any(step.leaks for step in own):
                 break
             known = [step for step in steps if step.scenario.leaves and step.counts is not None and step.counts.judged]
             leaks = [step for step in known if step.leaks]

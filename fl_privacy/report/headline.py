@@ -338,7 +338,7 @@ def run_in_words(run_dir: Path) -> str:
 
 def approval(verdict: Verdict) -> str:
     """Say whether such a training may be approved."""
-    said = {LEAK: "Not as it is", BOUNDED: "Yes, if this bound suffices for your data"}
+    said = {LEAK: "Not as it is", BOUNDED: "Only if this bound suffices for your data"}
     return f"{said.get(verdict.tone, 'Not by this page')}. {to_do(verdict)}"
 
 

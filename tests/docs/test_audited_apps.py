@@ -56,6 +56,14 @@ def test_a_page_on_a_network_alone_counts_apart() -> None:
         [row]
     )
     assert tries.how_ended(row).startswith("network alone: The project's own training was not audited")
+    row |= {
+        "headline": "Only the app's network was audited",
+        "problems": ["Its training was not audited: server.py raised E"],
+    }
+    assert (
+        tries.how_ended(row)
+        == "network alone: Only the app's network was audited. Its training was not audited: server.py raised E"
+    )
 
 
 @pytest.mark.usefixtures("experiments")

@@ -203,10 +203,10 @@ def test_a_line_chooses_one_row(docs: Any) -> None:
 
 def test_tables_with_heads_fit_their_rows(docs: Any) -> None:
     kept = docs("kept_rows")
-    for name, told in kept.yaml.safe_load(kept.TABLES.read_text()).items():
+    for name, stated in kept.yaml.safe_load(kept.TABLES.read_text()).items():
         lines = [line.strip("| ").split(" | ") for line in kept.rows_table(name).replace("| |", "|  |").splitlines()]
-        assert lines[0] == list(told["columns"]) and len(lines) == 2 + len(kept.read_rows(name))
-        fields = re.findall(r"{(.+?)[:}]", " ".join(told["columns"].values()))
+        assert lines[0] == list(stated["columns"]) and len(lines) == 2 + len(kept.read_rows(name))
+        fields = re.findall(r"{(.+?)[:}]", " ".join(stated["columns"].values()))
         held = {field for field in fields if any(kept.value_of(row, field) is not None for row in kept.read_rows(name))}
         assert held == set(fields), name
     assert "| 86% of 132 |" in kept.rows_table("graph_apps")

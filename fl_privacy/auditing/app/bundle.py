@@ -369,9 +369,8 @@ def _read(folder: Path, path: str | Path) -> App:
             " folder with scripts that start a simulation or server of Flower, but does neither; add the names."
         )
     try:
-        config = _flat(
-            table_in(table_in(flower, "app"), "config")
-        )  # its dotted keys may exceed Python's recursion limit
+        # dotted keys may exceed Python's recursion limit
+        config = _flat(table_in(table_in(flower, "app"), "config"))
     except RecursionError as error:
         raise UserError(f"{project} is expected to have a flat run config, but goes deeper; make it flat.") from error
     federations = [each for each in table_in(flower, "federations").values() if isinstance(each, Mapping)]

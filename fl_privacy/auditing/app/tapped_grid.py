@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy.strategy_utils import sample_nodes
 
 from fl_privacy.auditing.app.defended import ReplyDefense
 from fl_privacy.auditing.app.environment import LoadedBy, configure, last_line_of
@@ -190,8 +189,8 @@ class TappedGrid(LocalGrid):
         """List all nodes. Others join if a server that has sent no message waits for them or keeps asking."""
         if not self.inventory.messages:
             asker = sys._getframe(1)
-            needed = asker.f_locals["min_available_nodes"] if asker.f_code is sample_nodes.__code__ else 0
-            while len(self.contexts) < min(needed, MOST_JOINED):
+            waited_for = asker.f_locals.get("min_available_nodes") if asker.f_code.co_name == "sample_nodes" else 0
+            while isinstance(waited_for, int) and len(self.contexts) < min(waited_for, MOST_JOINED):
                 self._join()
             self._looks += 1
             self._since = self._since or time.monotonic()
