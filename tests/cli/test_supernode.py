@@ -194,8 +194,9 @@ def test_a_worker_that_is_interrupted_leaves_no_folder(ends: signal.Signals | No
     app = ["tests.gate.apps:honest", str(told), str(tmp_path / "site.yaml")]
     command = [sys.executable, "-m", "fl_privacy.cli.node_worker", "127.0.0.1:1", *app]
     variables = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(Path(__file__).parents[2])}
-    # also where a shell has this process ignore the signal
-    code = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    # also where a shell, or nohup, has this process ignore the signal
+    code = "import os, sys; from signal import *; [signal(each, SIG_DFL) for each in (SIGINT, SIGHUP)]; "
+    code += "os.execv(sys.argv[1], sys.argv[1:])"
     command = [sys.executable, "-c", code, *command]
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=variables) as worker:
         assert worker.stdin is not None
