@@ -15,6 +15,7 @@ from fl_privacy.runs.folder.ongoing import LOCKS, hold, is_finished
 from fl_privacy.runs.folder.summary import Summary, summarize
 
 from .runs import config
+from .starts import start_all
 
 PROCESSES, ROUNDS = 10, 50
 
@@ -22,13 +23,16 @@ PROCESSES, ROUNDS = 10, 50
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a server that forks")
 @pytest.mark.parametrize("left_behind", ["nothing", "an interrupted run"])
 def test_of_five_hundred_simultaneous_starts_one_of_each_run_goes_on(tmp_path: Path, left_behind: str) -> None:
+    configs = [config(seed=number) for number in range(ROUNDS)]
     if left_behind != "nothing":
-        for number in range(ROUNDS):
-            RunFolder.open_or_create(tmp_path, label="a", config=config(seed=number), config_text="").close()
+        for each in configs:
+            RunFolder.open_or_create(tmp_path, label="a", config=each, config_text="").close()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fl_privacy.runs.folder", "tests.results.runs"])
+    context.set_forkserver_preload(["fl_privacy.runs.folder"])
     together, answers = context.Barrier(PROCESSES), context.SimpleQueue()
-    processes = [context.Process(target=_start_all, args=(tmp_path, together, answers)) for _ in range(PROCESSES)]
+    processes = [
+        context.Process(target=start_all, args=(tmp_path, configs, together, answers)) for _ in range(PROCESSES)
+    ]
     for process in processes:
         process.start()
     found = Counter(answers.get() for _ in range(PROCESSES * ROUNDS))
@@ -39,24 +43,6 @@ def test_of_five_hundred_simultaneous_starts_one_of_each_run_goes_on(tmp_path: P
     assert len(recorded) == ROUNDS
     assert all(len(read_run(path).of_kind("attack")) == 1 for path in recorded)
     assert len(list(tmp_path.glob("a-*-interrupted-*"))) == (0 if left_behind == "nothing" else ROUNDS)
-
-
-def _start_all(out: Path, together: Any, answers: Any) -> None:
-    """Start each of the runs when all processes do; it goes on until all have had their answer."""
-    for number in range(ROUNDS):
-        together.wait(60)
-        try:
-            folder = RunFolder.open_or_create(
-                out, label="a", config=config(seed=number), config_text="", overwrite=number % 2 == 1
-            )
-        except UserError as error:
-            answers.put((number, "refused" if "another process" in str(error) else str(error)))
-            together.wait(60)
-            continue
-        answers.put((number, "finished" if folder.finished else "runs"))
-        folder.add_attack(round=1, victims=1, seconds=1.0)
-        together.wait(60)
-        folder.finish()
 
 
 def test_a_second_thread_is_refused_as_well(tmp_path: Path) -> None:
