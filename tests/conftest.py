@@ -19,16 +19,21 @@ gc.disable()  # while modules are imported: none of what they hold is garbage
 
 
 class FileByFile(LoadFileScheduling):  # type: ignore[misc]
-    """Tests of a file share its fixtures in one process, all files with tests on Ray a cluster."""
+    """Tests of a file share its fixtures in one process, all files on Ray a cluster, those on sources what is parsed."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return "ray" if _needs_ray(self.config.rootpath / file) else file
+        return _shared_by(self.config.rootpath / file) or file
 
 
 @cache
+def _shared_by(file: Path) -> str:
+    text = file.read_text()
+    return "ray" if "pytest.mark.ray" in text else "sources" if "from tests.sources import" in text else ""
+
+
 def _needs_ray(file: Path) -> bool:
-    return "pytest.mark.ray" in file.read_text()
+    return _shared_by(file) == "ray"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -137,6 +142,15 @@ def orders_of_opacus_are_computed_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if (rdp := sys.modules.get("opacus.accountants.analysis.rdp")) is not None:
             patch.setattr(rdp, "_compute_rdp", cache(rdp._compute_rdp))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_are_made_once() -> Iterator[None]:
+    """Keep what Typer makes of the command line, for hundreds of tests that run a command in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        if (main := sys.modules.get("typer.main")) is not None:
+            patch.setattr(main, "get_command", cache(main.get_command))
         yield
 
 

@@ -4,6 +4,8 @@ import ast
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+from tests.sources import nodes_of
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -16,7 +18,7 @@ def modules(root: Path) -> dict[str, Path]:
 def imported(path: Path, known: dict[str, Path]) -> set[str]:
     """List the modules of ``known`` that ``path`` imports, under ``TYPE_CHECKING`` and in functions too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path.read_text(encoding="utf-8")):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import nodes_of
+
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FILE = 500
 LONGEST_FUNCTION = 60
@@ -85,7 +87,7 @@ def shape_of(root: Path) -> Shape:
         text, name = path.read_text(encoding="utf-8"), path.relative_to(root).as_posix()
         if len(text.splitlines()) > LONGEST_FILE:
             found.files.add(name)
-        nodes = list(ast.walk(ast.parse(text)))
+        nodes = nodes_of(text)
         for node in nodes:
             if not isinstance(node, Function):
                 continue
@@ -158,9 +160,8 @@ def test_faults_are_found(misshapen: Path) -> None:
 def test_no_constant_of_a_module_has_two_values() -> None:
     twice = set()
     for path in (ROOT / "fl_privacy").rglob("*.py"):
-        targets = [
-            each for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign) for each in node.targets
-        ]
+        body = nodes_of(path.read_text(encoding="utf-8"))[0].body  # type: ignore[attr-defined]
+        targets = [each for node in body if isinstance(node, ast.Assign) for each in node.targets]
         names = Counter(name.id for each in targets for name in ast.walk(each) if isinstance(name, ast.Name))
         twice |= {(path.name, name) for name, number in names.items() if number > 1 and name.isupper()}
     assert not twice

@@ -3,12 +3,13 @@
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.sources import nodes_of
 from tests.test_shape import ROOT
 
 CEILINGS = {
@@ -47,10 +48,10 @@ def test_a_figure_stays_below_its_ceiling(name: str) -> None:
 def figures() -> dict[str, int]:
     package = ROOT / "fl_privacy"
     sources = {path: path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
-    trees = {path: ast.parse(text) for path, text in sources.items()}
+    trees = {path: nodes_of(text) for path, text in sources.items()}
     homes: dict[str, set[Path]] = defaultdict(set)
     for path, tree in trees.items():
-        for node in ast.walk(tree):
+        for node in tree:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].add(path)
     docstrings = [text for tree in trees.values() for text in _docstrings(tree)]
@@ -75,16 +76,16 @@ def figures() -> dict[str, int]:
     }
 
 
-def _docstrings(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _docstrings(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module) and (text := ast.get_docstring(node)):
             yield text
 
 
-def _helpers_called_once(tree: ast.Module) -> int:
+def _helpers_called_once(nodes: Sequence[ast.AST]) -> int:
     uses = Counter(
         node.id if isinstance(node, ast.Name) else node.attr
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Name | ast.Attribute)
     )
     return sum(
@@ -93,7 +94,7 @@ def _helpers_called_once(tree: ast.Module) -> int:
         and not node.decorator_list
         and uses[node.name] == 1
         and (node.end_lineno or 0) - node.lineno < SHORT
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
 

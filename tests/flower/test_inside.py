@@ -17,6 +17,7 @@ from flwr.app import Context, Message, RecordDict, UserConfig as NodeConfig
 import fl_privacy
 from fl_privacy.flower.inside import legacy, supernode
 from fl_privacy.flower.inside.identity import Run, identify_process
+from tests.sources import nodes_of
 
 PACKAGE = Path(fl_privacy.__file__).parent
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
@@ -25,7 +26,7 @@ PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
 def imports(path: Path) -> set[str]:
     """List the modules that a file imports from."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path.read_text(encoding="utf-8")):
         if isinstance(node, ast.ImportFrom) and node.level == 0:
             found.add(node.module or "")
         elif isinstance(node, ast.Import):

@@ -139,14 +139,14 @@ def installed_versions() -> list[str]:
     """Return ``name==version`` of this package and of its installed dependencies, for a container image."""
     found, waiting = dict[str, str](), ["fl-privacy"]
     while waiting:
-        name = waiting.pop()
-        if name in found:
+        if (name := waiting.pop()) in found:
             continue
         try:
-            found[name] = metadata.version(name).partition("+")[0]  # torch's +cpu is from another index
+            about = metadata.metadata(name)
         except metadata.PackageNotFoundError:
             continue
-        waiting += [_NAME.match(line)[0].lower() for line in metadata.requires(name) or [] if _NAME.match(line)]  # type: ignore[index]
+        found[name] = about["Version"].partition("+")[0]  # torch's +cpu is from another index
+        waiting += [line[0].lower() for line in map(_NAME.match, about.get_all("Requires-Dist", [])) if line]
     return [f"{name}=={version}" for name, version in sorted(found.items())]
 
 
