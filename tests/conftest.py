@@ -19,7 +19,7 @@ gc.disable()  # while modules are imported: none of what they hold is garbage
 
 
 class FileByFile(LoadFileScheduling):  # type: ignore[misc]
-    """Tests of a file share its fixtures in one process, all files on Ray a cluster, those on sources what is parsed."""
+    """Tests of a file share its fixtures in one process, those on Ray a cluster, those on sources what is parsed."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
