@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,14 @@ def commands_are_made_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if (main := sys.modules.get("typer.main")) is not None:
             patch.setattr(main, "get_command", cache(main.get_command))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def versions_are_looked_up_once() -> Iterator[None]:
+    """Each page and record names those of installed packages, which are parsed from their files anew each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metadata, "version", cache(metadata.version))
         yield
 
 
