@@ -64,3 +64,9 @@ def test_the_cluster_ends_with_the_last_file_on_ray(
     item, following = [*(SimpleNamespace(path=tmp_path / name) for name in files), None][:2]
     conftest.pytest_runtest_teardown(item, following)  # type: ignore[arg-type]
     assert len(ended) == ends
+
+
+def test_files_that_look_through_the_package_share_what_is_parsed() -> None:
+    sharing = ("test_shape.py", "test_yardsticks.py", "test_import_circles.py", "flower/test_inside.py")
+    assert {conftest._shared_by(ROOT / "tests" / name) for name in sharing} == {"sources"}
+    assert conftest._shared_by(ROOT / "tests" / "test_neutral.py") == ""
