@@ -120,14 +120,14 @@ class AuditRecord:
         step = self.shown_first
         observers = {one.observer for one in self.aggregate if one.leaks}
         if self._of("data"):
-            return "The app's replies hold it, so no attack is needed"
+            return "The app's replies hold clients' data in the clear, so no attack is needed"
         if step is not None and step.leaks and self.network_alone:
             return "Uploads were made for this audit by plain SGD"
-        if step is not None and step.leaks and step.scenario.asked:
+        if step is not None and step.leaks and step.scenario.asked and not observers:
             return "A client with little data may upload what can be reconstructed, and the app does not prevent it"
-        if step is not None and step.leaks:
+        if step is not None and step.leaks and not step.scenario.asked:
             return "" if self.subject == "update" else "The training itself sends such uploads"
-        own = "The training's own uploads leak it, with all their examples and steps"
+        own = "Some attacks succeed on the training's own uploads, with all their examples and steps"
         return "" if not observers else own if "server" in observers else OTHERS[max(observers)]["needs"]
 
     @property
