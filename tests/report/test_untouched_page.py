@@ -146,6 +146,28 @@ def test_the_first_screen_has_a_bar_for_each_scenario_with_the_apps_own_uploads_
     assert "9 examples in 3 steps" in first and '<text x="9" y="17">not attacked</text>' in first
 
 
+def test_a_gradient_is_not_listed_among_uploads_and_an_answer_says_what_was_counted() -> None:
+    counts = Counts(nothing=16, groups=1, candidates=124)
+    own = replace(step("All its examples", 0), counts=counts)
+    own = replace(own, scenario=replace(own.scenario, examples=140, uploads="an upload, of 140 examples in 5 steps"))
+    means = replace(step("Means", 0), counts=Counts(identified=4, groups=2, candidates=256))
+    page = AuditRecord(app="a", answers=[GRADIENT, step("One", 2), own, means], lines=[LINE])
+    asked = render_audit(page).partition("made for this audit</h3>")[2]
+    assert "Gradient" not in asked.partition("</ul>")[0] and "never leaves" in asked.partition("</h3>")[2]
+    first, _, third, _ = pictured(page)
+    assert "140 examples in 5 steps, 16 checked; one upload: others may differ, so the interval is wide" in first
+    assert "from 2 uploads, and the interval counts uploads" in third
+    assert page.headline.endswith("; from the app's own upload, 0 of 16 checked")
+    assert "a client with little data" in page.officer[1][1]
+
+
+def test_an_approval_that_is_refused_names_what_leaks_in_training() -> None:
+    found = Estimate(value=0.9, low=0.85, high=0.95, chance=0.5)
+    final = Answer(question="participants", observer="outsider", estimate=found, control=replace(found, value=0.5))
+    page = AuditRecord(app="a", answers=[step("One", 2), final], lines=[LINE])
+    assert page.officer[1][1].startswith("Not as it is: the final model alone is enough for some attacks. Defend")
+
+
 def test_what_failed_is_not_among_what_was_not_reconstructed() -> None:
     some, none = (replace(step("One", 0), counts=Counts(nothing=n, failures=3, groups=n)) for n in (1, 0))
     page = AuditRecord(app="a", answers=[some])
