@@ -85,7 +85,7 @@ def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | No
     unknown = f"the originals of {counts.unknown} are not known" * bool(counts.unknown)
     bounded = counts.interval != (0.0, 1.0)
     several = {0: "", 1: "one upload: others may differ" + ", so the interval is wide" * bounded}
-    uploads = several.get(counts.groups, f"from {counts.groups} uploads, and the interval counts uploads")
+    uploads = several.get(counts.groups, f"{counts.groups} uploads, which the interval counts")
     aside = "; ".join(filter(None, [aside, uploads * (counts.groups < counts.judged), failed, unknown]))
     if counts.share is None:
         return Bar(title=title, figure="not known", aside=aside)

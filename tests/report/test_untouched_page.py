@@ -156,7 +156,7 @@ def test_a_gradient_is_not_listed_among_uploads_and_an_answer_says_what_was_coun
     assert "Gradient" not in asked.partition("</ul>")[0] and "never leaves" in asked.partition("</h3>")[2]
     first, _, third, _ = pictured(page)
     assert "140 examples in 5 steps, 16 checked; one upload: others may differ, so the interval is wide" in first
-    assert "from 2 uploads, and the interval counts uploads" in third
+    assert "2 uploads, which the interval counts" in third
     assert page.headline.endswith("; from the app's own upload, 0 of 16 checked")
     assert "a client with little data" in page.officer[1][1]
 
