@@ -228,7 +228,7 @@ class Scenarios:
             (c, seen_by_site(again, own, others, self.server)) for (c, again), own in zip(found, turned, strict=True)
         ]
         answer = self._singly("site", seen, reason)
-        whose = "the only other site's uploads" if others == 1 else f"means over {others} other sites"
+        whose = "the only other client's uploads" if others == 1 else f"means over {others} other clients' uploads"
         said = f"{whose}, one example each in one step"
         scenario = replace(answer.scenario, uploads=said, source=said)
         return replace(answer, observer="another_site", scenario=scenario, notes=(*answer.notes, SITE_NOTE))

@@ -91,5 +91,11 @@ class Answer:
         return self.scenario.leaves and self.above_chance
 
     @property
+    def sampled(self) -> bool:
+        """Return whether only some of an upload's examples were compared with guesses."""
+        known = 0 if self.counts is None else self.counts.images
+        return self.scenario.name == "all" and 0 < known < self.scenario.examples
+
+    @property
     def share(self) -> float:
         return (self.counts.share or 0.0) if self.counts is not None else 0.0

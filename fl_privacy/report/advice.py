@@ -56,7 +56,8 @@ def noise_to_try(kind: str) -> tuple[str, str]:
         return "dp_noise defense.scale=0.1", ""
     best = max(unread, key=attrgetter("accuracy"))
     words = " ".join(best.overrides).removeprefix("defense=")
-    return words, f"; on {name}, accuracy was {percent(best.accuracy)} with it, {percent(measured[0].accuracy)} without"
+    cost = f"on {name}, another data set, {percent(best.accuracy)} instead of {percent(measured[0].accuracy)}"
+    return words, f". It can cost accuracy: {cost}"
 
 
 def advice_from(

@@ -27,7 +27,7 @@ MOST_LINES = 60  # lines of the inventory shown initially
 MOST_CLEAR, MOST_FIGURES = 3, 4  # bars of data in the clear at the head of the page, and compared figures of the app
 KINDS = {"image": "image", "row": "row", "node": "node", "graph": "node", "text": "text", "other": "example"}
 MEMBERSHIP = ("members", "participants")  # questions on who took part
-_DRAWN = "Random examples or networks stood in for the app's own, which may leak more or less"
+_DRAWN = "What was missing here was made up: the app's own data may leak more or less"
 NOT_TESTED = "The app's protections, such as differential privacy or secure aggregation, were not tested"
 _NO_GUARANTEE = "; other attacks may reconstruct more"
 
@@ -116,18 +116,18 @@ class AuditRecord:
 
     @property
     def when(self) -> str:
-        """Say when the page's main finding holds; empty without one."""
+        """Say why the main finding matters in training; empty without one."""
         step = self.shown_first
         observers = {one.observer for one in self.aggregate if one.leaks}
         if self._of("data"):
-            return "The app's replies hold it: no attack is needed"
+            return "The app's replies hold clients' data in the clear, so no attack is needed"
         if step is not None and step.leaks and self.network_alone:
             return "Uploads were made for this audit by plain SGD"
-        if step is not None and step.leaks and step.scenario.asked:
-            return "The audit asked clients for such uploads; in training, a client with little data may send them"
-        if step is not None and step.leaks:
-            return "" if self.subject == "update" else "The training itself sends what was attacked"
-        own = "The training's own uploads, with all their examples and steps, are enough for this"
+        if step is not None and step.leaks and step.scenario.asked and not observers:
+            return "A client with little data may upload what can be reconstructed, and the app does not prevent it"
+        if step is not None and step.leaks and not step.scenario.asked:
+            return "" if self.subject == "update" else "The training itself sends such uploads"
+        own = "Some attacks succeed on the training's own uploads, with all their examples and steps"
         return "" if not observers else own if "server" in observers else OTHERS[max(observers)]["needs"]
 
     @property
@@ -153,7 +153,9 @@ class AuditRecord:
         if self.network_alone:
             approval = "Not by this page: the app's own training was not audited"
         elif self.tone == LEAK:
-            approval = "Not as it is: defend the clients, and audit again"
+            approval = (
+                f"Not as it is{': ' * bool(self.when)}{uncapital(self.when)}. Defend the clients, and audit again"
+            )
             approval = f"Not even with {self.defense}, whose uploads still leak" if self.defense else approval
         elif self.broken or self.going_on or not (self.uploads_attacked or members):
             shown = "nothing was tested" if self.silent else "no attack on single examples has a result"
@@ -170,7 +172,7 @@ class AuditRecord:
     def _reconstructed(self) -> list[str]:
         own, asked = ([step for step in self.steps if step.scenario.asked is made] for made in (False, True))
         said = list[str]()
-        for steps, yes in ((own, "Yes"), (asked, "Yes, from uploads that only the audit asked for")):
+        for steps, yes in ((own, "Yes"), (asked, "Yes, from uploads made for this audit")):
             if said and any(step.leaks for step in own):
                 break
             known = [step for step in steps if step.scenario.leaves and step.counts is not None and step.counts.judged]
@@ -199,7 +201,7 @@ class AuditRecord:
         step = self.shown_first
         if self.subject == "app" and step is not None and step.leaks and step.scenario.asked:
             defense, cost = noise_to_try(step.kind)
-            return f"Repeat this audit with --with-defense '{defense}' to compare both{cost} (docs/choose.md)"
+            return f"Repeat this audit with --with-defense '{defense}' to see what it prevents{cost} (docs/choose.md)"
         if self.tone == LEAK or self._unjudged:
             look = "Look at the reconstructions, or compare them with the site's own examples by --data"
             observers = {one.observer for one in self.answers if one.leaks}
@@ -234,10 +236,10 @@ class AuditRecord:
         if clear := self._of("data"):
             return f"Clients send data in the clear: {clear[0].what}, in {clear[0].times} of {clear[0].of} replies"
         if read := [step for step in self.steps if step.leaks]:
-            real = [step.counts for step in self.uploads_attacked if step.counts and step.scenario.name == "all"]
+            real = [(one, one.counts) for one in self.uploads_attacked if one.counts and one.scenario.name == "all"]
             most = max(read, key=attrgetter("share"))
-            own = f"; from the app's own upload, {real[0].read} of {real[0].judged}" if real else ""
-            return _read(most) + own * (most.scenario.name != "all")
+            own = [f"; from the app's own upload, {c.read} of {c.judged}{' checked' * one.sampled}" for one, c in real]
+            return _read(most) + "".join(own) * (most.scenario.name != "all")
         if leaking := [one for one in self.aggregate if one.leaks]:
             said = ". ".join(_revealed(leaking, server="Clients' uploads reveal to the server"))
             return f"{said}. {self._of_chance()}" if self.uploads_attacked else said
@@ -250,11 +252,7 @@ class AuditRecord:
 
     @property
     def _unjudged(self) -> list[Answer]:
-        return [
-            step
-            for step in self.steps
-            if step.shown and step.counts is not None and not step.counts.judged and step.counts.unknown
-        ]
+        return [step for step in self.steps if step.shown and (n := step.counts) and n.unknown and not n.judged]
 
     @property
     def uploads_attacked(self) -> list[Answer]:
@@ -374,7 +372,7 @@ def _single_words(step: Answer) -> int:
 def _read(step: Answer) -> str:
     counts, what = step.counts, KINDS[step.kind]
     assert counts is not None
-    of = f"{counts.read} of {_number(counts.judged, what)}"
+    of = f"{counts.read} of {_number(counts.judged, what)}{' checked,' * step.sampled}"
     how = f"{OBSERVERS[step.observer]} reconstructed"
     luck = ", no more than chance allows" * (counts.read > 0 and not step.leaks)
     of += {"node": ", given all edges,", "graph": " with all their edges, none given,"}.get(step.kind, "")
@@ -392,7 +390,7 @@ def _read(step: Answer) -> str:
 OTHERS: Mapping[str, Mapping[str, str]] = shipped(__file__, "other_observers.json")
 """Observers other than the server -> what they learn, what they need for it, and what prevents it."""
 
-OBSERVERS: Mapping[str, str] = {"server": "The server", "another_site": "Another site", "outsider": "Everybody"}
+OBSERVERS: Mapping[str, str] = {"server": "The server", "another_site": "A client", "outsider": "Everybody"}
 
 
 def _number(number: int, what: str) -> str:

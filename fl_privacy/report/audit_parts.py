@@ -7,6 +7,7 @@ from typing import Literal
 from fl_privacy.effects import Description
 from fl_privacy.measure.answer import Answer
 from fl_privacy.measure.counts import Counts
+from fl_privacy.measure.roc import Estimate
 from fl_privacy.types.plan import Normalization
 
 UP = "client to server"  # direction of replies
@@ -85,7 +86,11 @@ def members_said(members: Sequence[Answer]) -> list[str]:
     seen = {"outsider": "the final model", "server": "the training's own uploads"}
     sentences = []
     for leaks, said in ((True, "Yes, by membership inference"), (False, "Not shown by membership inference")):
-        own = [(seen[one.observer], one.estimate) for one in members if one.leaks is leaks]
-        parts = [f"from {what} (AUC {estimate.value:.2f})" for what, estimate in own if estimate]
-        sentences += [f"{said}: {' and '.join(parts)}"] if parts else []
+        parts = [
+            f"from {seen[one.observer]} (AUC {one.estimate.value:.2f}; control {one.control.value:.2f})"
+            for one in members
+            if one.leaks is leaks and one.estimate and isinstance(one.control, Estimate)
+        ]
+        luck = "; chance may explain such differences" * (not leaks)
+        sentences += [f"{said}: {' and '.join(parts)}{luck}"] if parts else []
     return sentences

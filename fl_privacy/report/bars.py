@@ -84,8 +84,9 @@ def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | No
     failed = f"the attack failed on {counts.failures}" * bool(counts.failures)
     unknown = f"the originals of {counts.unknown} are not known" * bool(counts.unknown)
     bounded = counts.interval != (0.0, 1.0)
-    one = "one upload: others may differ" if counts.groups == 1 < counts.judged else ""
-    aside = "; ".join(filter(None, [aside, one, failed, unknown]))
+    several = {0: "", 1: "one upload: others may differ" + ", so the interval is wide" * bounded}
+    uploads = several.get(counts.groups, f"{counts.groups} uploads, which the interval counts")
+    aside = "; ".join(filter(None, [aside, uploads * (counts.groups < counts.judged), failed, unknown]))
     if counts.share is None:
         return Bar(title=title, figure="not known", aside=aside)
     return Bar(
@@ -105,9 +106,11 @@ def _of_examples(step: Answer) -> Bar:
     if step.counts is None:
         why = without_error(step.reason).partition(";")[0].partition(". ")[0]
         return Bar(title=title, asked=step.scenario.asked, aside=own or why)
+    own += f", {step.counts.judged} checked" * step.sampled
     aside = own if step.scenario.leaves else "never leaves the client"
-    if step.scenario.name == "batch":
-        aside = f"{step.scenario.examples} examples"
+    aside = f"{step.scenario.examples} examples" if step.scenario.name == "batch" else aside
+    if step.scenario.leaves and step.counts.read and not step.leaks:
+        aside = f"{aside}; no more than chance allows".removeprefix("; ")
     control = step.control if isinstance(step.control, Counts) else None
     made = bar_of_counts(title, step.counts, red=step.leaks, control=control, aside=aside)
     return replace(made, leaves=step.scenario.leaves, asked=step.scenario.asked)
@@ -118,7 +121,7 @@ def _of_question(answer: Answer, found: Estimate) -> Bar:
     low, share, high = (min(1.0, max(0.0, value)) for value in (found.low, found.value, found.high))
     compared = f"; control {control.value:.2f}" if isinstance(control, Estimate) else ""
     near = not answer.leaks and isinstance(control, Estimate) and found.low > max(found.chance, control.value)
-    why = "; gray although above its control: chance alone gives this in over 1 % of audits" if near else ""
+    why = "; not counted as a leak: chance alone gives such a difference in over 1 % of audits" if near else ""
     return Bar(
         title=question.title,
         figure=f"{found.value:.2f}",

@@ -170,7 +170,7 @@ def _audit_risks(record: "AuditRecord", attacked: Sequence[Answer], kind: str) -
     lines = [line.removesuffix("; everything that is sent is listed below") for line in record.further[:3]]
     if attacked and (worst := max(attacked, key=attrgetter("share")).counts) is not None and worst.judged:
         lines.append(
-            f"Share of {kind}s reconstructed from such uploads: {share_interval(worst.interval)} (95 % interval)"
+            f"Share of {kind}s reconstructed from the worst uploads: {share_interval(worst.interval)} (95 % interval)"
         )
     epsilons = ", ".join(f"{name} {max(values):.3g}" for name, values in record.stated.items() if values)
     guarantee = f"Clients state differential privacy ({epsilons}), which this page does not check"

@@ -88,31 +88,10 @@ def _rows(image: Pixels) -> Pixels:
 
 SHOWN = 300  # most images of a page, so that browsers can open it
 CAPTION = ("psnr", "transformed_psnr", "ssim", "lpips")
+_CERTAIN = {Certainty.PROVEN: "proven", Certainty.CONSISTENT: "reproduces the upload"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageView:
-    """One attacked image on a page; pictures are PNGs as data URIs, empty if missing."""
-
-    rank: str = ""
-    where: str
-    figures: str
-    label: str
-    failure: str | None
-    original: str
-    guess: str
-    transformed: str
-    adaptive: str
-    adaptive_figures: str
-    small: bool
-    known: bool
-
-    @property
-    def alt(self) -> str:
-        return f"{self.where}; {self.figures}" if self.figures else self.where
-
-
-def views(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> tuple[list[ImageView], Iterator[ImageView]]:
+def views(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> tuple[list[dict[str, Any]], Iterator[dict[str, Any]]]:
     """Return the page's data on the best, median and worst image by PSNR, and an iterator over the first ``SHOWN``."""
     adaptive = _adaptive_images(run)
     best = [_view(image, pairs, adaptive, rank) for rank, image in extremes(rank_by(run, IMAGE_METRIC))]
@@ -132,11 +111,11 @@ def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more
     label = "" if right is None else "label found" if right else "label wrong"
     if (taken := record.get("label")) is not None:
         label = f"taken for class {taken}"
-    said = [label, "" if certainty == Certainty.APPROXIMATE else str(certainty), record["member"]]
+    by = f"by the attack {name}" if (name := record["member"]) else ""
     return {
         "where": f"Round {record['round']}, {place}" if record["round"] else capital(place),
         "figures": caption(record, metrics, more),
-        "label": "" if record.get("failure") else ", ".join(filter(None, said)),
+        "label": "" if record.get("failure") else ", ".join(filter(None, (label, _CERTAIN.get(certainty), by))),
         "failure": record.get("failure"),
     }
 
@@ -194,19 +173,21 @@ def _view(
     pairs: Mapping[tuple[str, int], Pair],
     adaptive_images: Mapping[tuple[str, int], Mapping[str, Any]],
     rank: str = "",
-) -> ImageView:
+) -> dict[str, Any]:
     pair = pairs.get((image["id"], image["image"]))
     adaptive = adaptive_images.get((image["id"], image["image"]))
     pictures = {name: getattr(pair, name, None) for name in ("original", "guess", "transformed", "adaptive")}
     shown = pictures["guess"] if pictures["original"] is None else pictures["original"]
-    return ImageView(
-        **described(image, "image", CAPTION),
+    view = described(image, "image", CAPTION)
+    return {
+        **view,
         **{name: "" if picture is None else data_uri(picture) for name, picture in pictures.items()},
-        rank=rank,
-        adaptive_figures=(adaptive["failure"] or caption(adaptive)) if adaptive else "",
-        small=shown is not None and max(shown.shape[1:]) <= 96,
-        known="label" not in image,
-    )
+        "alt": "; ".join(filter(None, (view["where"], view["figures"]))),
+        "rank": rank,
+        "adaptive_figures": (adaptive["failure"] or caption(adaptive)) if adaptive else "",
+        "small": shown is not None and max(shown.shape[1:]) <= 96,
+        "known": "label" not in image,
+    }
 
 
 def place_of(image: Mapping[str, Any], kind: str = "image") -> str:

@@ -275,13 +275,14 @@ def tried_in_words(verdict: Verdict, kind: str) -> str:
     facts = verdict.facts
     server = observer(facts) if facts.server or facts.sites else "an honest-but-curious server"
     name = facts.attack or "the server's own reconstruction"
-    budget = re.sub(r"\bbudget (\w+)", r"\1 budget", facts.budget)
+    budget = "several attacks, " * (name == "auto") + re.sub(r"\bbudget (\w+)", r"\1 budget", facts.budget)
     budget = f" ({budget})" if budget else ""
     adaptive = any(reading.attacker == "adaptive" for reading in verdict.readings)
     knows = " No attacker knew the defense; one that does may reconstruct more (threat_model=adaptive)."
     knows = " The plain attacker does not know the defense, the adaptive one does." if adaptive else knows
     knows = "" if facts.undefended or not facts.defenses else knows
-    uploads = f"{facts.uploads} uploads per {kind}" if facts.uploads > 1 else f"one upload per {kind}"
+    alone = "" if any(" round" in line for line in facts.knowledge) else ", each attacked alone"
+    uploads = f"{facts.uploads} uploads per {kind}{alone}" if facts.uploads > 1 else f"one upload per {kind}"
     article, pixels = "an" if kind.startswith(tuple("aeiou")) else "a", verdict.modality.pixels
     used = [f"public {kind}s" if one == PUBLIC else one for one in facts.priors or () if one == PUBLIC or pixels]
     prior = "" if facts.priors is None else f", without {article} {kind} prior"
@@ -338,8 +339,10 @@ def run_in_words(run_dir: Path) -> str:
 
 def approval(verdict: Verdict) -> str:
     """Say whether such a training may be approved."""
-    said = {LEAK: "Not as it is", BOUNDED: "Only if this bound suffices for your data"}
-    return f"{said.get(verdict.tone, 'Not by this page')}. {to_do(verdict)}"
+    said, facts = {LEAK: "Not as it is", BOUNDED: "Only if this bound suffices for your data"}, verdict.facts
+    probed = verdict.ground is Ground.READ and facts.source is AttackedUploads.PROBES and facts.trained
+    why = ": in training, a client with so little data may send such an upload" * probed
+    return f"{said.get(verdict.tone, 'Not by this page')}{why}. {to_do(verdict)}"
 
 
 def to_do(verdict: Verdict) -> str:

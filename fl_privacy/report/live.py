@@ -2,15 +2,16 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
+from typing import Any
 from urllib.parse import quote
 
 from fl_privacy.errors import UserError
 from fl_privacy.report.comparison import render_comparison
-from fl_privacy.report.gallery import ImageView, Piece, data_uri, uncolored, views
+from fl_privacy.report.gallery import Piece, data_uri, uncolored, views
 from fl_privacy.report.headline import Headline, headline_of
 from fl_privacy.report.page import render
 from fl_privacy.report.words import percent, seconds
@@ -139,7 +140,7 @@ class WatchedFolder:
     folder: Path
     _kept: dict[str, tuple[object, float, str]] = field(default_factory=dict)
     _states: dict[Path, tuple[object, RunState]] = field(default_factory=dict)
-    _seen: tuple[object, Sequence[ImageView]] | None = None
+    _seen: tuple[object, Sequence[Mapping[str, Any]]] | None = None
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -202,7 +203,7 @@ class WatchedFolder:
         over, latest = self._over(standings), self._latest()
         return render("live.html.j2", live=True, folder=self.folder, runs=standings, over=over, latest=latest)
 
-    def _latest(self) -> tuple[str, Sequence[ImageView]] | None:
+    def _latest(self) -> tuple[str, Sequence[Mapping[str, Any]]] | None:
         for path in sorted(self._folders(), key=lambda path: _changed(path / ongoing.METRICS)[0], reverse=True):
             state = self._read(path)
             if isinstance(state, RunState) and state.pictured:

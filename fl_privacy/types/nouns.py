@@ -147,7 +147,7 @@ class Knowledge:
             "The attacker knows which updates of different rounds come from the same examples.": self.same_data,
         }
         lines = [sentence for sentence, known in sentences.items() if known is not None]
-        return lines or ["The attacker has no further knowledge."]
+        return lines or ["The attacker has no further knowledge of clients or their data."]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

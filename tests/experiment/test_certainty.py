@@ -24,4 +24,4 @@ def test_the_member_that_read_an_image_is_named(tmp_path: Path) -> None:
     found = run("attack", "model=mlp", "attack=auto", "attack.evaluations=60", "victims=2", out=tmp_path)
     assert [image["member"] for image in found.records("image")] == ["exact"] * 2
     assert found.json("summary.json")["members"] == {"exact": 2}
-    assert "Reconstructed by: exact (2 of 2)." in (found.path / "report.html").read_text()
+    assert "Guesses come from these attacks: exact (2 of 2)." in (found.path / "report.html").read_text()

@@ -141,7 +141,7 @@ def test_there_must_be_as_many_public_images(count: int) -> None:
 
 
 def test_an_attacker_who_is_told_nothing_is_said_to_know_nothing(undefended: Run) -> None:
-    assert "The attacker has no further knowledge." in undefended.json("threat_model.json")
+    assert "The attacker has no further knowledge of clients or their data." in undefended.json("threat_model.json")
 
 
 @pytest.mark.long

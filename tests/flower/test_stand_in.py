@@ -108,7 +108,7 @@ def test_missing_data_are_drawn_and_the_page_says_so(tmp_path: Path, kind: str) 
     assert not record["problems"], record["problems"]
     assert record["rungs"] and record["rungs"][0]["counts"]["judged"] == 2
     page = session.page.read_text()
-    assert "data were not here; random ones stand in" in page
+    assert "data were not here and were made up" in page
     without = AppAuditRequest(out=tmp_path / "out2", victims=1, clients=1, seconds=0.1)
     if kind == "pandas":
         with pytest.raises(Exception, match=r"heart\.csv"):

@@ -108,7 +108,7 @@ def test_clients_that_all_fail_are_not_called_unattackable(tmp_path: Path) -> No
     assert re.match(r"Nothing to audit: no client answered: IndexError: 7 \(client\.py, line \d+\)", record["headline"])
     assert record["tone"] == "open"
     page = next(tmp_path.rglob("report.html")).read_text()
-    assert "No client sent anything that could be examined" in page and "None was found: no rows" not in page
+    assert "No client sent anything that could be examined" in page and "No client data was found" not in page
 
 
 def test_clients_that_answer_all_but_training_are_said_not_to_train(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ THREATS = [
     "The attack targets 6 extra batches of one example. Each client uploads its usual update of such a batch, as if"
     " it were all its data; the model is not trained on these uploads.",
     "The attacker knows the architecture, the values each client was sent, and how clients train.",
-    "The attacker has no further knowledge.",
+    "The attacker has no further knowledge of clients or their data.",
     "This is a simulation: all client randomness, including noise, is derived from the run's seed, which the attacker"
     " does not know. Deployed clients use secrets of their own.",
     "Privacy: no guarantee, since nothing is drawn at random.",

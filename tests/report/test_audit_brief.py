@@ -98,7 +98,7 @@ def test_a_brief_of_a_network_alone_claims_nothing_of_the_apps_training(tmp_path
 def test_nothing_above_chance_is_no_clearance(tmp_path: Path) -> None:
     words = words_of(write_brief(audit(tmp_path / "audit", read=0, low=0.3)))
     assert "This describes these attacks, not a protection" in words and "prove no anonymity" in words
-    assert "Share of images reconstructed from such uploads: 0 to 37 % (95 % interval)" in words
+    assert "Share of images reconstructed from the worst uploads: 0 to 37 % (95 % interval)" in words
 
 
 def test_a_record_is_what_its_file_gives(tmp_path: Path) -> None:

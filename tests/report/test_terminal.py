@@ -1,17 +1,18 @@
 """What a command says at its end."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fl_privacy.attacks import pixel_prior
 from fl_privacy.attacks.likelihood import blind
-from fl_privacy.report.headline import answers_of, headline_of, run_in_words, to_do, tried_in_words
+from fl_privacy.report.headline import answers_of, approval, headline_of, run_in_words, to_do, tried_in_words
 from fl_privacy.runs.config import compose_run
 from fl_privacy.runs.folder import read_run, verdict_of
 from fl_privacy.runs.folder.identity import Identity
-from fl_privacy.runs.folder.leakage import FEWEST_IMAGES, AttackFacts, described_facts
+from fl_privacy.runs.folder.leakage import FEWEST_IMAGES, AttackedUploads, AttackFacts, described_facts
 from fl_privacy.runs.folder.verdict import LEAK, Ground, Verdict, judged
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
 from tests.report import kinds
@@ -153,6 +154,20 @@ def test_smoothness_against_noise_is_a_prior_and_unknown_settings_name_none() ->
         identity = Identity.of("", settings, undefended=False)
         verdict = Verdict(tone=LEAK, ground=Ground.READ, modality=IMAGES, facts=described_facts(identity, records))
         assert tried_in_words(verdict, "image").endswith(f"on one upload per image{prior}.")
+
+
+def test_a_page_says_if_uploads_were_attacked_together_and_why_their_training_is_not_approved() -> None:
+    alone = AttackFacts(attack="auto", budget="budget quick", uploads=2, trained=True)
+    together = replace(alone, knowledge=("The attacker knows which updates of different rounds come from the same",))
+    verdicts = [Verdict(tone=LEAK, ground=Ground.READ, modality=IMAGES, facts=facts) for facts in (alone, together)]
+    said, other = (tried_in_words(verdict, "image") for verdict in verdicts)
+    assert (
+        "Attack: auto (several attacks, quick budget)" in said and "on 2 uploads per image, each attacked alone" in said
+    )
+    assert "alone" not in other and "on 2 uploads per image" in other
+    assert approval(verdicts[0]).startswith("Not as it is: in training, a client with so little data may send such an")
+    own = replace(alone, source=AttackedUploads.TRAINING)
+    assert approval(replace(verdicts[0], facts=own)).startswith("Not as it is. ")
 
 
 def test_several_runs_end_with_the_one_that_leaks_most(tmp_path: Path) -> None:

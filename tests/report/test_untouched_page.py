@@ -146,6 +146,28 @@ def test_the_first_screen_has_a_bar_for_each_scenario_with_the_apps_own_uploads_
     assert "9 examples in 3 steps" in first and '<text x="9" y="17">not attacked</text>' in first
 
 
+def test_a_gradient_is_not_listed_among_uploads_and_an_answer_says_what_was_counted() -> None:
+    counts = Counts(nothing=16, groups=1, candidates=124)
+    own = replace(step("All its examples", 0), counts=counts)
+    own = replace(own, scenario=replace(own.scenario, examples=140, uploads="an upload, of 140 examples in 5 steps"))
+    means = replace(step("Means", 0), counts=Counts(identified=4, groups=2, candidates=256))
+    page = AuditRecord(app="a", answers=[GRADIENT, step("One", 2), own, means], lines=[LINE])
+    asked = render_audit(page).partition("made for this audit</h3>")[2]
+    assert "Gradient" not in asked.partition("</ul>")[0] and "never leaves" in asked.partition("</h3>")[2]
+    first, _, third, _ = pictured(page)
+    assert "140 examples in 5 steps, 16 checked; one upload: others may differ, so the interval is wide" in first
+    assert "2 uploads, which the interval counts" in third
+    assert page.headline.endswith("; from the app's own upload, 0 of 16 checked")
+    assert "a client with little data" in page.officer[1][1]
+
+
+def test_an_approval_that_is_refused_names_what_leaks_in_training() -> None:
+    found = Estimate(value=0.9, low=0.85, high=0.95, chance=0.5)
+    final = Answer(question="participants", observer="outsider", estimate=found, control=replace(found, value=0.5))
+    page = AuditRecord(app="a", answers=[step("One", 2), final], lines=[LINE])
+    assert page.officer[1][1].startswith("Not as it is: the final model alone is enough for some attacks. Defend")
+
+
 def test_what_failed_is_not_among_what_was_not_reconstructed() -> None:
     some, none = (replace(step("One", 0), counts=Counts(nothing=n, failures=3, groups=n)) for n in (1, 0))
     page = AuditRecord(app="a", answers=[some])
@@ -190,7 +212,7 @@ def test_a_red_page_says_when_and_what_to_do_and_a_gray_one_promises_nothing() -
     own = step("All its examples", None, reason="too many steps")
     own = replace(own, scenario=replace(own.scenario, uploads="the training's own uploads, of 9 examples in 3 steps"))
     red = AuditRecord(app="a", answers=[step("One", 2), own], lines=[LINE])
-    assert "The audit asked clients for such uploads" in red.when and red.when in red.further
+    assert "A client with little data may upload" in red.when and red.when in red.further
     assert "Your real training was not attacked: too many steps" in red.also and "defense" in red.next_step
     unbreakable = red.next_step.replace("--with-defense", '<span class="option">--with-defense</span>')
     page = html.unescape(render_audit(red))
@@ -236,14 +258,15 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     found = replace(guessed, value=0.9, low=0.85, high=0.95)
     leaking = replace(members, estimate=found, control=guessed)
     assert answers(answers=[step("One", 2)]) == [
-        "Yes, from uploads that only the audit asked for: the server reconstructed 2 of 2 images from uploads of one"
+        "Yes, from uploads made for this audit: the server reconstructed 2 of 2 images from uploads of one"
         " example in one step",
-        "Not as it is: defend the clients, and audit again",
+        "Not as it is: a client with little data may upload what can be reconstructed, and the app does not prevent it."
+        " Defend the clients, and audit again",
     ]
     assert answers(answers=[step("One", 0), members]) == [
         "Not shown by reconstruction: the server reconstructed 0 of 2 images from uploads of one example in one step"
         " (95 % interval 0 to 84\N{NO-BREAK SPACE}%). Not shown by membership inference: from the"
-        " training's own uploads (AUC 0.52)",
+        " training's own uploads (AUC 0.52; control 0.50); chance may explain such differences",
         "Not by this page alone: these attacks found no leak, but others may reconstruct more",
     ]
     lucky = replace(step("One", 1), counts=Counts(exact=1, nothing=1, groups=2, chance=0.9))
@@ -254,7 +277,7 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     said = answers(answers=[step("One", 2), own, members])[0]
     first = "Not shown by reconstruction: the server reconstructed 0 of 2 images from the app's own upload"
     then = "Not shown by membership inference"
-    assert said.startswith(first) and said.index(then) < said.index("Yes, from uploads that only the audit")
+    assert said.startswith(first) and said.index(then) < said.index("Yes, from uploads made for this audit")
     both = answers(answers=[step("One", 2), replace(own, counts=step("All", 2).counts)])[0]
     assert both == "Yes: the server reconstructed 2 of 2 images from the app's own upload"
     missed = replace(own, counts=None, reason="too many steps")
@@ -262,7 +285,7 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     assert answers(answers=[step("One", 0), missed])[0].count("was not attacked") == 1
     final = replace(members, question="participants", observer="outsider")
     both = answers(answers=[members, final])[0]
-    assert "uploads (AUC 0.52) and from the final model (AUC 0.52)" in both
+    assert "uploads (AUC 0.52; control 0.50) and from the final model (AUC 0.52; control 0.50)" in both
     continued = replace(leaking, question="continued", control=replace(guessed, value=0.0))
     said = answers(answers=[step("One", 0), members, continued])[0]
     assert said.endswith("Yes: the final model completes texts of clients word for word")
@@ -272,11 +295,12 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     assert answers(answers=[step("One", 0)], defense="dp_noise", before=red)[1].startswith("Not without dp_noise; with")
     assert answers(answers=[step("One", 2)], defense="dp_noise", before=gray)[1].startswith("Not even with dp_noise")
     drawn = AuditRecord(app="a", answers=[step("One", 0), members], lines=[LINE], drawn=True)
-    assert "Random examples or networks" in drawn.officer[0][1] and "Random examples or networks" in drawn.further[0]
+    assert "was made up" in drawn.officer[0][1] and "was made up" in drawn.further[0]
     said, approval = answers(answers=[step("One", 0), leaking])
     assert (
         said.startswith(
-            "Yes, by membership inference: from the training's own uploads (AUC 0.90). Not shown by reconstruction"
+            "Yes, by membership inference: from the training's own uploads (AUC 0.90; control 0.52). Not shown by"
+            " reconstruction"
         )
         and "Not as it" in approval
     )
@@ -288,9 +312,9 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
 def test_a_gray_figure_whose_interval_lies_above_its_control_says_why() -> None:
     near = Estimate(value=0.6, low=0.52, high=0.67, chance=0.5)
     one = Answer(question="members", estimate=near, control=replace(near, value=0.48))
-    assert not one.leaks and "gray although above its control" in bars_of_questions([one])[0].aside
+    assert not one.leaks and "not counted as a leak: chance alone" in bars_of_questions([one])[0].aside
     for found in (replace(near, low=0.57, high=0.63), replace(near, low=0.49)):
-        assert "gray although" not in bars_of_questions([replace(one, estimate=found)])[0].aside
+        assert "not counted as a leak" not in bars_of_questions([replace(one, estimate=found)])[0].aside
 
 
 def test_only_the_scenario_of_the_headline_is_unfolded() -> None:

@@ -447,10 +447,10 @@ class AppAudit(AuditSession):
         problems += [f"{why} ({n} repl{'y' if n == 1 else 'ies'})" for why, n in grid.failures.most_common(5)]
         problems += [f"{why} ({n} time{'s' * (n != 1)})" for why, n in grid.problems.most_common(5)]
         nodes, rounds = len(grid.contexts), grid.rounds
-        lede = f"{self.name} ran unmodified, with {nodes} client{'s' * (nodes != 1)} in one process"
+        lede = f"{self.name} ran with its files unchanged, with {nodes} client{'s' * (nodes != 1)}"
         lede += f" over {rounds} round{'s' * (rounds != 1)}." if rounds else "."
         if self.answers and (attacked := len({node for node, _ in grid.answers})):
-            lede += f" The audit then had {attacked} client{'s' * (attacked != 1)} upload also a few examples each."
+            lede += f" Then {attacked} client{'s' * (attacked != 1)} trained and uploaded on few examples each."
         if self.defense is not None:
             covers = grid.covers() or " on every reply"
             lede += f" It ran twice: without a defense, and with {settings_in_words(self.defense.parts)}{covers}."

@@ -41,8 +41,8 @@ _MOST_OBJECTS, _MOST_NUMBERS = 1000, 100_000  # that are kept for the messages t
 def lent_in_words(lent: list[str]) -> str:
     """Return a sentence on outdated names and options (``lent``) that an app used and that were restored for it."""
     return (
-        f"The app uses {', '.join(lent)}, which the versions installed here, such as Flower"
-        f" {metadata.version('flwr')}, lack or have elsewhere: it was lent them here, and would not run by itself."
+        f"The app needs {', '.join(lent)}, which the packages installed here, such as Flower"
+        f" {metadata.version('flwr')}, do not have in this form. The audit supplied it: the app alone would fail here."
     )
 
 

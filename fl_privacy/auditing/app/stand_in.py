@@ -360,9 +360,7 @@ class Drawing:
         each = (f"{drawn} in place of {firsts[drawn]}" + f" and {n - 1} more" * (n > 1) for drawn, n in times.items())
         kinds = {"clients' data": self.of_clients(), "pretrained parts": self._pretrained}
         what = " and ".join(kind for kind, found in kinds.items() if found)
-        whose = "The app's own" if self._pretrained else "Network, training and uploads are the app's; real examples"
-        said = f"The {what} were not here; random ones stand in: {'; '.join(each)}. {whose} may leak more or less."
-        return said if self.asked else ""
+        return f"The {what} were not here and were made up: {'; '.join(each)}." if self.asked else ""
 
     def saved(self, path: object) -> Any:
         named = re.search(r"(test|val)|part|client|node|train|\d", Path(str(path)).name)
