@@ -52,12 +52,7 @@ def kinds_table(rows: Sequence[Row]) -> str:
     pages = {str(row["example"]): row for row in rows if "headline" in row}
     lines = [_line(kind, [pages.pop(name) for name in names if name in pages]) for kind, names in KINDS.items()]
     assert not pages, f"these examples have no kind in KINDS: {sorted(pages)}"
-    heads = [
-        "Flower's examples",
-        "single examples reconstructed",
-        "the app's own uploads leak",
-        "data sent in the clear",
-    ]
+    heads = ["kind of app", "image, row or text reconstructed", "facts inferred", "data in the clear"]
     return markdown(heads, [line for line in lines if line])
 
 
@@ -71,14 +66,14 @@ def _line(kind: str, own: Sequence[Row]) -> list[str]:
     leaking = sum(any(map(_leaks, row["survivors"])) for row in asked)
     return [
         kind,
-        _share(read, single, " tested"),
-        _share(leaking, asked, " tested"),
+        _share(read, single),
+        _share(leaking, asked),
         _share(len(clear), own),
     ]
 
 
-def _share(number: int, apps: Sequence[Row], which: str = "") -> str:
-    return f"in {number} of {len(apps)} app{'s' * (len(apps) > 1)}{which}" if apps else "not tested"
+def _share(number: int, apps: Sequence[Row]) -> str:
+    return f"{number} of {len(apps)}" if apps else "not tested"
 
 
 def _leaks(one: Row) -> bool:

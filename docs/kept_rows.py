@@ -150,7 +150,7 @@ def honest_table(name: str, folder: Path = ROWS) -> str:
     lines = [[name, f"{d:,}", str(n), str(a), str(b)] for name, (n, a, b, d) in sums.items()]
     lines.append(["**all**", "", *(f"**{each}**" for each in total)])
     return markdown(
-        ["mechanism", "draws of a check", "checks", "claim called false", "95 % bound above the claim"], lines
+        ["mechanism", "draws of a check", "checks", "claim called false", "lower bound above the claim"], lines
     )
 
 
