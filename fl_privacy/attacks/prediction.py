@@ -29,6 +29,7 @@ _SOLVED, _TOO_FEW = 0.45, 0.2  # equations for each unknown of a layer: enough f
 _DESCENDED, _HOPELESS = 1.4, 0.5  # equations of all layers for each pixel of a batch: enough for a descent, and too few
 _DEEP = 8  # layers with weights behind which no descent here found more than ``_FEW_IMAGES`` behind ReLUs
 _REHEARSED = 3  # random images that the exact attack has to solve for
+_SHALLOW = 2  # convolutions through which descents are known to go behind ReLUs, whatever the number of equations
 _FEW_IMAGES = 4  # images behind a deep network or vision transformer that may be reconstructed together
 
 
@@ -175,11 +176,14 @@ def _of_convolutions(
     smooth, pixels = not called & (_KINKED | _OTHERS), math.prod(shape)
     share = sum(layer.gradient for layer in layers) / (size * pixels)
     counts = f"All layers together give {share:.2g} equations for each pixel of the batch"
-    alone = size == 1 and share >= 1 and (smooth or first.ratio >= _SOLVED)
+    shallow = sum(layer.kind == "conv2d" for layer in layers) <= _SHALLOW
+    alone = size == 1 and share >= 1 and (smooth or (shallow and first.ratio >= _SOLVED))
     if alone or (smooth and training.is_gradient and share >= _DESCENDED):
         return "reconstructible", first.name, f"{counts}, which is enough."
     few = share < _HOPELESS
     why = f"{counts}, which {'is too few' if few else 'may not be enough'}."
+    if not few and not smooth and not shallow:
+        why = f"{counts}, but descents often end early behind ReLUs and more than {_SHALLOW} convolutions."
     return "not by these attacks" if few else "unknown", first.name, why
 
 
