@@ -86,7 +86,11 @@ MAPPED = (
     *("logistic regression", "MLP", "MLP, tanh", "LeNet", "LeNet-5, sigmoid", "quickstart's Net", "FedAvg's CNN"),
     *("VGG-11, group norm", "VGG-16", "ResNet-20", "wide ResNet-10", "pre-activation ResNet-14"),
     *("ResNet-18, group norm", "ResNet-18", "DenseNet-121", "MobileNetV3", "EfficientNet-B0"),
-    *("ViT, 6 blocks", "MLP-Mixer, 3 blocks", "ConvNeXt, 6 blocks", "ConvNeXt-tiny"),
+    *("ViT, 6 blocks", "Swin, 4 blocks", "MLP-Mixer, 3 blocks", "ConvNeXt, 6 blocks", "ConvNeXt-tiny"),
+    *("LSTM over rows", "MLP of four layers, GELU", "MLP, ReLU, two layers", "CNN, one layer", "CNN, two strides"),
+    *("CNN, two strides, ELU", "CNN, three strides, tanh", "CNN, leaky ReLU", "CNN, batch norm"),
+    *("MNIST example's CNN", "TensorFlow tutorial's CNN", "AlexNet", "ResNet-18, torchvision"),
+    *("ResNet-34, torchvision", "MobileNetV2", "RegNetY-400MF"),
 )
 """Networks of the map, also those that were not run."""
 
@@ -153,14 +157,14 @@ def agreement_table(name: str, folder: Path = ROWS) -> str:
     """Compare what was predicted with what was reconstructed; "Not run." without rows."""
     rows = read_rows(name, folder)
     lines = []
-    for held_out in (False, True):
-        own = [row for row in rows if row["held_out"] is held_out]
+    for version in ("", "first", "second", "third", "fourth"):
+        own = [row for row in rows if row.get("version", "") == version]
         decided = [row for row in own if row["agrees"] is not None]
         wrong = sum(row["predicted"] == "not by these attacks" and row["found"] > 0 for row in own)
         if own:
             right = sum(row["agrees"] for row in decided)
             share = f"{right} of {len(decided)} ({100 * right / max(1, len(decided)):.0f} %)"
-            kind = "held out" if held_out else "that the rules were built on"
+            kind = f"held out of the {version} rules" if version else "that the rules were built on"
             lines.append([kind, str(len(own)), str(len(own) - len(decided)), share, str(wrong)])
     heads = ["networks", "cells", "unknown", "of the others, agree", '"not", but reconstructed']
     return markdown(heads, lines) if lines else f"{NOT_RUN.capitalize()}."

@@ -81,7 +81,7 @@ def cells() -> Iterator[tuple[str, str, bool, nn.Module, tuple[int, ...], Planne
         source, model = "map_of_trainings" + ", trained" * row["trained"], NETWORKS[name]()
         before = kept.find({field: row[field] for field in CELL})
         if before is not None:
-            BEFORE[source, name, plan] = {"predicted": before["predicted"], "layer": before["layer"]}
+            BEFORE[source, name, plan] = {field: before[field] for field in ("version", "predicted", "layer")}
         yield source, name, before is not None, model, SHAPE, plan, found, row["of"]
 
 
