@@ -93,8 +93,8 @@ class Answer:
     @property
     def sampled(self) -> bool:
         """Return whether only some of an upload's examples were compared with guesses."""
-        known = 0 if self.counts is None else self.counts.images
-        return self.scenario.name == "all" and 0 < known < self.scenario.examples
+        known = Counts() if self.counts is None else self.counts  # texts count once for each upload
+        return self.scenario.name == "all" and known.groups < known.images < self.scenario.examples
 
     @property
     def share(self) -> float:

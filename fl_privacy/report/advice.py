@@ -56,7 +56,7 @@ def noise_to_try(kind: str) -> tuple[str, str]:
         return "dp_noise defense.scale=0.1", ""
     best = max(unread, key=attrgetter("accuracy"))
     words = " ".join(best.overrides).removeprefix("defense=")
-    cost = f"on {name}, another data set, {percent(best.accuracy)} instead of {percent(measured[0].accuracy)}"
+    cost = f"measured on {name}, {percent(best.accuracy)} instead of {percent(measured[0].accuracy)}"
     return words, f". It can cost accuracy: {cost}"
 
 

@@ -372,10 +372,10 @@ def _single_words(step: Answer) -> int:
 def _read(step: Answer) -> str:
     counts, what = step.counts, KINDS[step.kind]
     assert counts is not None
-    of = f"{counts.read} of {_number(counts.judged, what)}{' checked,' * step.sampled}"
+    of = f"{counts.read} of {_number(counts.judged, what)}{' checked' * step.sampled}"
     how = f"{OBSERVERS[step.observer]} reconstructed"
-    luck = ", no more than chance allows" * (counts.read > 0 and not step.leaks)
-    of += {"node": ", given all edges,", "graph": " with all their edges, none given,"}.get(step.kind, "")
+    comma, luck = "," * step.sampled, ", no more than chance allows" * (counts.read > 0 and not step.leaks)
+    of += {"node": ", given all edges,", "graph": " with all their edges, none given,"}.get(step.kind, comma)
     if step.scenario.source:
         return f"{how} {of} from {step.scenario.source}{luck}"
     if step.kind in _READ_IN_WORDS:

@@ -105,7 +105,7 @@ def _of_examples(step: Answer) -> Bar:
     own = step.scenario.uploads.rpartition(", of ")[2] if step.scenario.name == "all" else ""
     if step.counts is None:
         why = without_error(step.reason).partition(";")[0].partition(". ")[0]
-        return Bar(title=title, asked=step.scenario.asked, aside=own or why)
+        return Bar(title=title, asked=step.scenario.asked, leaves=step.scenario.leaves, aside=own or why)
     own += f", {step.counts.judged} checked" * step.sampled
     aside = own if step.scenario.leaves else "never leaves the client"
     aside = f"{step.scenario.examples} examples" if step.scenario.name == "batch" else aside

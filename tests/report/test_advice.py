@@ -451,7 +451,7 @@ def test_the_package_has_an_answer_of_adult(capfd: pytest.CaptureFixture[str]) -
 
 def test_noise_to_try_is_measured_or_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = ("dp_noise defense.scale=0.1", "")
-    assert noise_to_try("row")[0].startswith("dp_noise") and "on adult, another data set, " in noise_to_try("row")[1]
+    assert noise_to_try("row")[0].startswith("dp_noise") and "measured on adult, " in noise_to_try("row")[1]
     assert noise_to_try("text") == usual
     leaky = defense("noise", 0.7, read(20), read(20), 0.0)
     table = replace(TABLE, defenses=(TABLE.defenses[0], replace(leaky, overrides=("defense=dp_noise",))))

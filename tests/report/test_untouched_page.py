@@ -159,6 +159,14 @@ def test_a_gradient_is_not_listed_among_uploads_and_an_answer_says_what_was_coun
     assert "2 uploads, which the interval counts" in third
     assert page.headline.endswith("; from the app's own upload, 0 of 16 checked")
     assert "a client with little data" in page.officer[1][1]
+    missed = replace(GRADIENT, counts=None, shown=(), reason="no gradient")
+    header = render_audit(AuditRecord(app="a", answers=[missed, own], lines=[LINE])).partition("</header>")[0]
+    assert "made for this audit</h3>" not in header and "Worst case, for comparison" in header
+    nodes = AuditRecord(app="a", answers=[replace(own, kind="node", shown=())], lines=[LINE])
+    assert "0 of 16 nodes checked, given all edges, from" in nodes.headline
+    words = replace(own, kind="text", counts=Counts(nothing=1, groups=1), shown=())
+    text = AuditRecord(app="a", answers=[words], lines=[LINE])
+    assert "1 checked" not in render_audit(text) and "checked" not in text.headline
 
 
 def test_an_approval_that_is_refused_names_what_leaks_in_training() -> None:
