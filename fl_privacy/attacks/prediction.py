@@ -173,17 +173,17 @@ def _of_convolutions(
             return "unknown", name, f"The equations of a {type(each).__name__} are not counted."
     if deep:
         return _of_deep(layers, training, called, lambda: _is_solved(model, shape))
-    smooth, pixels = not called & (_KINKED | _OTHERS), math.prod(shape)
+    rough, pixels = ", ".join(sorted(called & (_KINKED | _OTHERS))), math.prod(shape)
     share = sum(layer.gradient for layer in layers) / (size * pixels)
     counts = f"All layers together give {share:.2g} equations for each pixel of the batch"
     shallow = sum(layer.kind == "conv2d" for layer in layers) <= _SHALLOW
-    alone = size == 1 and share >= 1 and (smooth or (shallow and first.ratio >= _SOLVED))
-    if alone or (smooth and training.is_gradient and share >= _DESCENDED):
+    alone = size == 1 and share >= 1 and (not rough or (shallow and first.ratio >= _SOLVED))
+    if alone or (not rough and training.is_gradient and share >= _DESCENDED):
         return "reconstructible", first.name, f"{counts}, which is enough."
     few = share < _HOPELESS
     why = f"{counts}, which {'is too few' if few else 'may not be enough'}."
-    if not few and not smooth and not shallow:
-        why = f"{counts}, but descents often end early behind ReLUs and more than {_SHALLOW} convolutions."
+    if share >= 1 and rough and not shallow:
+        why = f"{counts}, but descents often end early behind {rough} and more than {_SHALLOW} convolutions."
     return "not by these attacks" if few else "unknown", first.name, why
 
 

@@ -202,3 +202,13 @@ def test_several_rows_behind_few_outputs_are_not_called_private() -> None:
     schema = Schema(columns=tuple(Column(name=name, shift=(0.0,), scale=(1.0,)) for name in "abc"))
     model = build_fitting(TableMLP, {"schema": schema, "num_classes": 2}, seed=0)
     assert predict(model, (3,), PlannedTraining(128)).outcome == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"), [(1, "behind gelu and more than 2 convolutions"), (64, "may not be enough")]
+)
+def test_a_reason_names_the_activations_of_the_network_if_equations_suffice(size: int, reason: str) -> None:
+    layers = [each for inner in (3, 16, 16) for each in (nn.Conv2d(inner, 16, 3, padding=1), nn.GELU())]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(1024, 2))
+    found = predict(model, (3, 8, 8), PlannedTraining(size))
+    assert found.outcome == "unknown" and reason in found.reason and "ReLU" not in found.reason
