@@ -890,6 +890,7 @@ def test_a_version_is_blamed_whose_package_the_error_names() -> None:
         ("AttributeError: module 'numpy' has no attribute 'float'", "Other versions"),
         ("TypeError: fit() got an unexpected keyword argument 'workers'", "Other versions"),
         ("OSError: no space left", ""),
+        ("NameError: name 'RecommenderModel' is not defined (client/fl_client.py, line 80)", ""),
     ],
 )
 def test_an_error_names_drawn_data_or_versions_as_its_kind_allows(tmp_path: Path, why: str, said: str) -> None:

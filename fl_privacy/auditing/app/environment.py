@@ -418,9 +418,7 @@ def _classes(partition: Any) -> np.ndarray | None:
 def with_causes(why: str, drawn: Sequence[str], versions: Sequence[str]) -> str:
     """Return the error ``why``, followed by data ``drawn`` or package ``versions`` that may be its cause."""
     plain = r"'(str|int|float|dict|list|tuple|NoneType)' object has no attribute"  # whatever the version
-    of_versions = re.search(
-        r"has no attribute|argument|keyword|cannot import|\b(Key|Name)Error\b", re.sub(plain, "", why)
-    )
+    of_versions = re.search(r"has no attribute|argument|keyword|cannot import|\bKeyError\b", re.sub(plain, "", why))
     kinds = "Value|Key|Index|Runtime|ZeroDivision" + "|Attribute|Type" * (not of_versions)
     of_data = re.search(rf"\b({kinds})Error\b", why)
     shown = [*drawn[:3], *([f"{len(drawn) - 3} more"] if len(drawn) > 3 else [])] if of_data else []
