@@ -75,6 +75,18 @@ def test_a_simulation_comes_before_a_server_and_its_module_may_hold_the_call(tmp
     assert found is not None and found.server.name == "main.py"
 
 
+@pytest.mark.parametrize("way", ["from .server import begin", "from . import server", "import server"])
+def test_a_script_whose_own_start_calls_nothing_comes_last(tmp_path: Path, way: str) -> None:
+    inner = "import logging\nimport flwr as fl\nlogger = logging.getLogger(__name__)\n\n\ndef begin():\n"
+    inner += "    fl.simulation.start_simulation(client_fn=print, num_clients=2)\n\n\n"
+    inner += 'if __name__ == "__main__":\n    print("Use begin() to start a simulation")\n'
+    study = f'{way}\nif __name__ == "__main__":\n    {"server." * ("import server" in way)}begin()\n'
+    folder = project(tmp_path / "fraud", server=inner, study=study)
+    (folder / "__init__.py").touch()
+    found = find_scripts(folder)
+    assert found is not None and found.server.name == "study.py" and start_scripts(found, folder).nodes == 2
+
+
 def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> None:
     plain = "import flwr as fl\nfl.client.start_client(server_address='x', client=None)\n"
     folder = project(tmp_path, server=parts.SERVER, client_1=plain, client_2=plain, tests__client=plain)

@@ -29,6 +29,7 @@ EARLIER: Mapping[str, Any] = shipped(__file__, "earlier_names.yaml")
 
 MOST_PLACES = 6  # largest number of folders that are added to a project's search path
 
+_DEFINITIONS = ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef
 _LIKELY = ("main", "simulation", "simulate", "sim", "run", "app", "server")
 _OF_CLIENT = re.compile(
     r"^(partition|client|node|site|user|worker|hospital)?[-_]?(cid|id|idx|index|no|num|number|rank|partition)?$"
@@ -38,18 +39,7 @@ _COUNT = re.compile(
     r"|^(client|partition|node|user|worker)s?[-_](count|total)$"
 )
 _ENDS = re.compile(r"(.*[-_])?(end|stop|until)([-_]|$)")
-_USUAL = (
-    (re.compile(r"^(num|n)?[-_]?(server|fl|global|comm\w*)?[-_]?rounds?$"), "1"),
-    (re.compile(r"^(num|n|local)?[-_]?(local)?[-_]?epochs?$"), "1"),
-    (re.compile(r"^batch[-_]?size$"), "32"),
-    (re.compile(r"^(lr|learning[-_]?rate)$"), "0.01"),
-    (re.compile(r"^device$"), "cpu"),
-    (re.compile(r"^(random[-_]?)?(seed|state)$"), "0"),
-    (re.compile(r"^port$"), "8080"),
-    (re.compile(r"(.*[-_])?(start|begin|from)([-_]|$)"), "0"),
-    (_ENDS, "200"),
-)
-"""Names of options that a script can require -> their usual values."""
+_USUAL = [(re.compile(pattern), value) for pattern, value in EARLIER["usual"].items()]
 
 _OF_TYPE = {"int": "1", "float": "0.1"}
 _FROM_ONE = re.compile(r"(start|begin|count)\w* (from|at|with) (1|one)\b", re.IGNORECASE)
@@ -154,9 +144,21 @@ class SourceFile:
         return any(called(each) in names for each in self._calls)
 
     @cached_property
+    def is_idle(self) -> bool:
+        """Return ``True`` if running the file calls nothing of the project, nor a start of Flower."""
+        own = {each.name for each in self.tree.body if isinstance(each, _DEFINITIONS)}
+        modules = {path.parent.name if path.stem == "__init__" else path.stem for path in self.imports}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                path = "." * getattr(node, "level", 0) + (getattr(node, "module", None) or "")
+                inner = path.startswith(".") or {*path.split(".")} & modules
+                names = [each for each in node.names if inner or {*each.name.split(".")} & modules]
+                own |= {each.asname or each.name.partition(".")[0] for each in names}
+        return not any(dotted(each.func).partition(".")[0] in own or self.begins(each) for each in self._calls)
+
+    @cached_property
     def _calls(self) -> list[ast.Call]:
-        kinds = ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef
-        run = (each for node in self.tree.body if not isinstance(node, kinds) for each in ast.walk(node))
+        run = (each for node in self.tree.body if not isinstance(node, _DEFINITIONS) for each in ast.walk(node))
         return [each for each in run if isinstance(each, ast.Call)]
 
 
@@ -296,9 +298,10 @@ def _chosen(
     folder: Path, starting: Mapping[Path, set[str]], files: Mapping[Path, SourceFile], notes: list[str], *, alone: bool
 ) -> tuple[Path, list[Path]] | None:
     def best(kinds: set[str], words: Sequence[str]) -> list[Path]:
-        def rank(path: Path) -> tuple[bool, int, int, int, str]:
+        def rank(path: Path) -> tuple[bool, bool, int, int, int, str]:
             place = next((n for n, word in enumerate(words) if word in path.stem.lower()), len(words))
-            return not files[path].starts & kinds, len(path.relative_to(folder).parts), place, len(path.stem), str(path)
+            file, depth = files[path], len(path.relative_to(folder).parts)
+            return file.is_idle, not file.starts & kinds, depth, place, len(path.stem), str(path)
 
         return sorted((path for path, starts in starting.items() if starts & kinds), key=rank)
 
