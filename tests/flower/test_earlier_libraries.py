@@ -62,6 +62,22 @@ def test_layers_of_a_saved_model_lose_options_of_earlier_versions(monkeypatch: p
     assert "time_major" in EARLIER["arguments"]["keras.layers.LSTM"]
 
 
+def test_a_module_that_is_elsewhere_now_is_imported_with_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {"here": "", "here/now": "", "here/now/layers": "class Dense: ...\n"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(EARLIER["modules"], "here.compat.v1", "here.now")
+    monkeypatch.setitem(sys.modules, "here.compat", ModuleType("here.compat"))
+    code = "from here.compat.v1.layers import Dense\nimport here.compat.v1"
+    with older_names_lent(code) as asked:
+        exec(code, {})
+        assert asked == ["here.compat.v1"]
+    assert "here.compat.v1" not in sys.modules
+
+
 def test_only_names_that_an_app_uses_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     pandas = pytest.importorskip("pandas")
     code = (

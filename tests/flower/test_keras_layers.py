@@ -421,8 +421,9 @@ def test_only_code_that_clients_reach_keeps_keras_on_tensorflow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = "flwr.simulation.start_simulation(num_clients=2, client_fn=None)\n"
-    (tmp_path / "run.py").write_text(f"import flwr, net\nimport tensorflow as tf\n{start}")
+    (tmp_path / "run.py").write_text(f"import flwr, net\nimport gpu, tensorflow as tf\n{start}")
     (tmp_path / "net.py").write_text("import tensorflow as tf\nNET = tf.keras.Sequential()  # without GradientTape\n")
+    (tmp_path / "gpu.py").write_text("import net\nimport tensorflow as tf\nsess = tf.compat.v1.Session()\n")
     (tmp_path / "explain.py").write_text("import tensorflow as tf\nwith tf.GradientTape() as tape: pass\n")
     app = read_app(tmp_path)
     assert keras_lent(code_of(tmp_path), partial(reached_by, app))

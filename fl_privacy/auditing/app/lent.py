@@ -208,8 +208,9 @@ def cpu_lent() -> Iterator[list[str]]:
 
 _OF_KERAS = re.compile(r"\b(tf|tensorflow)\.keras\b|^[ \t]*from keras\b|\bimport keras\b", re.MULTILINE)
 _OF_TENSORFLOW = re.compile(
-    r"GradientTape|\btf_keras\b|tensorflow_(privacy|federated|model_optimization)|\btf\.(function|Module|compat\.v1)\b"
-    r"|tensorflow\.python|KERAS_BACKEND"
+    r"GradientTape|\btf_keras\b|tensorflow_(privacy|federated|model_optimization)|\btf\.(function|Module)\b"
+    r"|\btf\.compat\.v1\b(?!\.(ConfigProto|GPUOptions|(Interactive)?Session|keras|logging)\b)|tensorflow\.python"
+    r"|KERAS_BACKEND"
 )
 
 
@@ -250,6 +251,11 @@ def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list
                 warnings.simplefilter("ignore")
                 stack.enter_context(importlib.import_module("pandas").option_context("future.infer_string", False))
             stack.enter_context(replaced(importlib.import_module("pandas").DataFrame, "drop", dropped))
+        for place, present in EARLIER["modules"].items():
+            if place in code and not isinstance(found := attempt(partial(resolve_name, present)), Failure):
+                sys.modules[place] = found
+                stack.callback(sys.modules.pop, place, None)
+                asked.extend({place} - {*asked})
         for package, names in EARLIER["older"].items():
             for home, name, whole in _homes(code, package, names):
                 _lend_name(stack, home, name, names[whole], asked)
@@ -272,8 +278,8 @@ def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str,
         return
     saved = "layers." if "load_model" in code else "?"  # whose layers the code does not name
     used = [each for each in names if saved in each or re.search(rf"\b{re.escape(each.rpartition('.')[2])}\b", code)]
-    of_keras = [f"{package}._tf_keras.keras", *["tensorflow.keras"] * ("from tensorflow.keras" in code)]
-    for root, each in product([package, *of_keras * (package == "keras")], used):
+    tops = [f"{package}._tf_keras.keras", *(each for each in ("tensorflow.keras", *EARLIER["modules"]) if each in code)]
+    for root, each in product([package, *tops * (package == "keras")], used):
         if not isinstance(attempt(partial(resolve_name, root)), Failure):
             home, _, name = f"{root}.{each}".rpartition(".")
             yield home, name, each
