@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_privacy.auditing.app import audit
+from fl_privacy.auditing.app import audit, environment
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
-from fl_privacy.auditing.app.environment import around
+from fl_privacy.auditing.app.environment import around, remedies
 from fl_privacy.auditing.app.started import ScriptRunner
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.instrument.watch import TrainingWatch
@@ -117,3 +117,55 @@ def test_a_script_starts_no_ray(tmp_path: Path) -> None:
     app = read_app(tmp_path / "app")
     with around(app, tmp_path / "files", None):
         assert ScriptRunner(app.folder).run(app.folder / "main.py", ())["simulations"]
+
+
+@pytest.mark.parametrize(
+    ("wait", "said"),
+    [
+        ("while self.device is None:\n            time.sleep(0.2)", "TimeoutError: it waits in a loop for"),
+        ("socket.create_server(('127.0.0.1', 0)).accept()", "TimeoutError: timed out"),
+    ],
+)
+def test_what_a_client_waits_for_without_end_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: str, said: str
+) -> None:
+    monkeypatch.setattr(environment, "LONGEST_IDLE", 1.0)
+    code = f"""
+import socket, time
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+
+class Board:
+    def __init__(self):
+        self.device = None
+
+    def train(self):
+        {wait}
+
+
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    Board().train()
+
+
+server = ServerApp()
+
+
+@server.main()
+def main(grid, context):
+    FedAvg(fraction_evaluate=0.0).start(grid=grid, initial_arrays=ArrayRecord(), num_rounds=1)
+
+
+from flwr.simulation import run_simulation
+run_simulation(server_app=server, client_app=app, num_supernodes=2)
+"""
+    record = audited(tmp_path, code)
+    shown = " ".join([record["headline"], *record["problems"]])
+    assert said in shown and "called in main.py, line 1" in shown, shown
+    assert remedies([shown])[-1].startswith("Nothing outside of the app answers here")

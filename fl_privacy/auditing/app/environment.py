@@ -8,7 +8,9 @@ import os
 import random
 import re
 import shutil
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -50,7 +52,7 @@ MOST_BYTES, MOST_FILES = 128 << 20, 5000  # largest size in total and number of 
 
 CODE = (".py", ".pyc", ".fab")  # suffixes of files that are imported in place, or of no use to the app
 
-LONGEST_WAIT = 0.1  # seconds that an app's code sleeps at most
+LONGEST_WAIT, LONGEST_IDLE = 0.1, 30.0  # seconds that an app's code sleeps at most, and waits for a peer or in a loop
 
 OTHERS = ("__pycache__", "node_modules", "venv")
 
@@ -92,15 +94,24 @@ def around(
         os.chdir(place)
         stack.callback(sys.path.__setitem__, slice(None), path)
         stack.callback(os.chdir, before)
-        audits = list[bool]()
+        audits, loops = list[bool](), dict[tuple[int, int], tuple[Any, float, float]]()
+        stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
+        socket.setdefaulttimeout(LONGEST_IDLE)
 
         def start(original: Any, audited: AuditedStrategy, *args: Any, **kwargs: Any) -> Any:
             audits.append(True)
             return audited.strategy.start(*args, **kwargs)
 
         def slept(original: Any, seconds: float) -> None:  # what the app waits for, such as a server, is not run here
-            own = Path(sys._getframe(2).f_code.co_filename).is_relative_to(app.folder)
-            original(min(seconds, LONGEST_WAIT) if own else seconds)
+            frame = sys._getframe(2)
+            if not Path(frame.f_code.co_filename).is_relative_to(app.folder):
+                return original(seconds)
+            now, used, here = time.monotonic(), time.process_time(), (threading.get_ident(), frame.f_lineno)
+            asked, since, before = loops.get(here, (None, now, used))
+            loops[here] = (frame, now, used) if asked is not frame else (frame, since, before)
+            if asked is frame and now - since > LONGEST_IDLE and used - before < (now - since) / 10:
+                raise TimeoutError("it waits in a loop for what does not come, such as a device or a connection")
+            return original(min(seconds, LONGEST_WAIT))
 
         stack.enter_context(replaced(AuditedStrategy, "start", start))
         stack.enter_context(replaced(torch.utils.data.DataLoader, "__init__", lent.loaded_here))
