@@ -24,10 +24,7 @@ def examples_of(seen: Watched) -> int:
 
 
 def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the examples of one epoch from each of ``inputs`` (N, ...).
-
-    If no epoch was observed, return the distinct examples among the first ``MOST_POOL``.
-    """
+    """Return one epoch's examples of each of ``inputs`` (N, ...), else distinct ones of the first ``MOST_POOL``."""
     number = sum(seen.passes.values())
     return [each[:number] if number else torch.unique(each[:MOST_POOL], dim=0) for each in inputs]
 

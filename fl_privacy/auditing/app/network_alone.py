@@ -129,10 +129,7 @@ class NetworkAlone(App):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientsAlone(App):
-    """A project whose clients no script starts: its client class is constructed with random data, and FedAvg trains it.
-
-    ``reason``: why no script was run.
-    """
+    """Client class of a project, made with random data and trained by FedAvg. ``reason``: why no script was run."""
 
     reason: str
     seconds: float

@@ -69,10 +69,7 @@ class Network:
 
 
 class BuiltNetworks:
-    """Keeps the networks that a project's code builds while it runs, one for each line that does so.
-
-    ``of_losses`` counts the loss modules that the code builds, by class name.
-    """
+    """Keeps one network for each line of a project that builds one; ``of_losses`` counts loss modules by class."""
 
     def __init__(self, folder: Path) -> None:
         self._inside = f"{folder}{os.sep}"
@@ -141,10 +138,7 @@ def _not_huge(parameters: int) -> None:
 
 @dataclass(eq=False)
 class DefinedNetworks:
-    """Networks that a project's files define; only imports and definitions in these files are executed.
-
-    ``skipped``: sentences on networks that could not be built.
-    """
+    """Networks that a project's imports and definitions make; no more is executed. ``skipped``: why others failed."""
 
     app: App
     seed: int = 0

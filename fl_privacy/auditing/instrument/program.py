@@ -161,10 +161,7 @@ class Program:
 
 
 def tensors_in(value: Any, deep: int = MOST_DEEP) -> list[Tensor]:
-    """List every tensor in nested lists, tuples, mappings, graphs and attributes, in a fixed order.
-
-    ``deep``: number of levels of attributes. Modules are not searched.
-    """
+    """List every tensor in nested containers, graphs and ``deep`` levels of attributes, in a fixed order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping | list | tuple):
