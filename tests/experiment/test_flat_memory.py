@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -77,18 +78,26 @@ def test_updates_that_wait_for_their_attack_are_on_disk_and_read_as_they_were(
         *("intercept.uploads=update", "intercept.rounds=all", "attack.iterations=2", "films=0"),
     )
     held = run("run", *settings, out=tmp_path / "held")
-    counts, files, done = list[int](), list[int](), WaitingAttack.end_round
+    counts, files, see, done = list[int](), list[int](), WaitingAttack.see, WaitingAttack.end_round
+    seen = list["weakref.ref[Observation | Upload]"]()  # threads of other tests may make objects of these types, too
+
+    def seeing(self: WaitingAttack, observation: Observation) -> None:
+        seen.extend((weakref.ref(observation), weakref.ref(observation.upload)))
+        see(self, observation)
 
     def counting(self: WaitingAttack) -> None:
         done(self)
-        counts.append(alive(Observation, Upload))
+        gc.collect()
+        counts.append(sum(each() is not None for each in seen))
         files.append(len(list((self.stage.folder.path / ".waiting").rglob("*.json"))))
 
+    monkeypatch.setattr(WaitingAttack, "see", seeing)
     monkeypatch.setattr(WaitingAttack, "end_round", counting)
     monkeypatch.setattr("fl_privacy.runs.run.MOST_HELD", 0)
     waited = run("run", *settings, out=tmp_path / "waited")
     assert files == [3, 6, 9, 12, 15]
-    assert len(set(counts[1:])) == 1
+    assert len(seen) == 2 * 15
+    assert len(set(counts[1:])) == 1 and counts[-1] <= 4
     assert not (waited.path / ".waiting").exists()
     assert len(held.records("image")) == 15
     assert waited.records("image") == held.records("image")
