@@ -157,7 +157,7 @@ def agreement_table(name: str, folder: Path = ROWS) -> str:
     """Compare what was predicted with what was reconstructed; "Not run." without rows."""
     rows = read_rows(name, folder)
     lines = []
-    for version in ("", "first", "second", "third", "fourth"):
+    for version in dict.fromkeys(row.get("version", "") for row in rows):
         own = [row for row in rows if row.get("version", "") == version]
         decided = [row for row in own if row["agrees"] is not None]
         wrong = sum(row["predicted"] == "not by these attacks" and row["found"] > 0 for row in own)

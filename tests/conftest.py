@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -137,29 +136,20 @@ def no_seeds_for_devices_that_are_not_there() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def orders_of_opacus_are_computed_once() -> Iterator[None]:
-    """Keep what its accountant computes, by pure functions of numbers: tests ask for the same again and again."""
-    with pytest.MonkeyPatch.context() as patch:
-        if (rdp := sys.modules.get("opacus.accountants.analysis.rdp")) is not None:
-            patch.setattr(rdp, "_compute_rdp", cache(rdp._compute_rdp))
-        yield
+COMPUTED_ONCE = {
+    "opacus.accountants.analysis.rdp": "_compute_rdp",  # orders of its accountant, by pure functions of numbers
+    "typer.main": "get_command",  # the command line, for hundreds of tests that run a command in this process
+    "importlib.metadata": "version",  # of installed packages, which each page and record names
+}
 
 
 @pytest.fixture(scope="session", autouse=True)
-def commands_are_made_once() -> Iterator[None]:
-    """Keep what Typer makes of the command line, for hundreds of tests that run a command in this process."""
+def what_tests_ask_for_again_is_computed_once() -> Iterator[None]:
+    """Keep the answers of functions that always give the same ones."""
     with pytest.MonkeyPatch.context() as patch:
-        if (main := sys.modules.get("typer.main")) is not None:
-            patch.setattr(main, "get_command", cache(main.get_command))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def versions_are_looked_up_once() -> Iterator[None]:
-    """Each page and record names those of installed packages, which are parsed from their files anew each time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metadata, "version", cache(metadata.version))
+        for place, name in COMPUTED_ONCE.items():
+            if (module := sys.modules.get(place)) is not None:
+                patch.setattr(module, name, cache(getattr(module, name)))
         yield
 
 

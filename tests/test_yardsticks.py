@@ -19,7 +19,7 @@ CEILINGS = {
     "private helpers of at most 6 lines, called once": 57,
     "public class names with two homes": 1,
     "argument lines without their noun, in percent": 0,
-    "words in docstrings": 90_829,
+    "words in docstrings": 90_828,
     "words of our own in docstrings": 0,
     "words of our own in docs and README": 0,
     "words in the guide": 24_030,

@@ -24,7 +24,7 @@ def examples_of(seen: Watched) -> int:
 
 
 def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return one epoch's examples of each of ``inputs`` (N, ...), else distinct ones of the first ``MOST_POOL``."""
+    """Return one epoch of each of ``inputs`` (N, ...); if none was observed, its distinct first ``MOST_POOL``."""
     number = sum(seen.passes.values())
     return [each[:number] if number else torch.unique(each[:MOST_POOL], dim=0) for each in inputs]
 

@@ -55,7 +55,7 @@ def first_linear(model: nn.Module, width: int) -> str | None:
 
 @lru_cache(maxsize=4)
 def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, ...]) -> Evidence | None:
-    """Infer each column's categories and means from the first layer's gradient; ``counts`` (K,): rows by class."""
+    """Infer categories and means of columns from the first layer, if any. ``counts`` (K,): rows by class."""
     path = first_linear(observation.model, schema.width)
     gradient = as_gradient(observation)
     if path is None or not {f"{path}.weight", f"{path}.bias"} <= gradient.keys():

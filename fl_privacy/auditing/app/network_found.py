@@ -69,7 +69,7 @@ class Network:
 
 
 class BuiltNetworks:
-    """Keeps one network for each line of a project that builds one; ``of_losses`` counts loss modules by class."""
+    """Keeps a network for each line that builds one; ``of_losses`` counts loss modules by class."""
 
     def __init__(self, folder: Path) -> None:
         self._inside = f"{folder}{os.sep}"
@@ -138,7 +138,7 @@ def _not_huge(parameters: int) -> None:
 
 @dataclass(eq=False)
 class DefinedNetworks:
-    """Networks that a project's imports and definitions make; no more is executed. ``skipped``: why others failed."""
+    """A project's networks; only imports and definitions in its files are executed. ``skipped``: why others failed."""
 
     app: App
     seed: int = 0

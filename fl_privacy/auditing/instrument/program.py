@@ -161,7 +161,7 @@ class Program:
 
 
 def tensors_in(value: Any, deep: int = MOST_DEEP) -> list[Tensor]:
-    """List every tensor in nested containers, graphs and ``deep`` levels of attributes, in a fixed order."""
+    """List tensors in containers, graphs and ``deep`` levels of attributes, not in modules, in a fixed order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping | list | tuple):
